@@ -1,0 +1,3 @@
+//! What libvirt runs.
+
+fn main() {}

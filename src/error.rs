@@ -1,0 +1,441 @@
+//! What went wrong, in a form for people, for programs and for the shell.
+//!
+//! Every failure of the library is an [`Error`]: a stable [`Code`], one sentence that says what was asked, what was
+//! found and where, an optional hint that says what to do, and the causes below it. [`Code::ALL`] is the one table of
+//! codes: the exit status, the README's reference and the tests are read from it. This module does no I/O; it never
+//! decides whether an error may stop a VM (that is `hook::Operation`'s knowledge).
+
+use std::error::Error as StdError;
+use std::fmt;
+
+/// The result of everything in the library that can fail.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why something could not be done: stable, machine-readable, one exit status each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Code {
+    /// A fault in virt-pin itself: a caught panic or a failed post-condition.
+    Internal,
+    /// The command line could not be understood.
+    Usage,
+    /// `virt-pin check` found something that does not hold.
+    CheckFailed,
+    /// The text on stdin or in a file is not a libvirt domain document we can work on.
+    DomainInvalid,
+    /// No such domain, or no lease for it.
+    DomainUnknown,
+    /// The policy has an unknown attribute or value, or contradicts itself or the domain.
+    PolicyInvalid,
+    /// The policy asks for something this version does not do yet.
+    PolicyUnsupported,
+    /// Not enough free CPUs of the kind asked for exist now.
+    Shortage,
+    /// Enough is free, but not in the shape asked for; moving other VMs would make room.
+    NeedsRepack,
+    /// This host can never honour the request, even when empty.
+    Unsatisfiable,
+    /// The nodes of the chosen CPUs have too little free memory for the guest.
+    MemoryShortage,
+    /// CPUs pinned by hand in one VM's XML are leased to another VM.
+    StaticConflict,
+    /// A dedicated domain's XML also carries pins, and they are not CPUs its lease can have.
+    StalePins,
+    /// The host's CPU topology could not be read.
+    TopologyUnreadable,
+    /// The kernel refused an operation on a file.
+    HostIo,
+    /// The lease lock was not obtained before the deadline.
+    StateLocked,
+    /// The lease file cannot be read as one of ours, or contradicts itself.
+    StateCorrupt,
+    /// The lease file was written by a newer version.
+    StateNewer,
+    /// The state directory or a file in it is not safely ours.
+    StateUnsafe,
+    /// The configuration is wrong: file, line and key are in the message.
+    ConfigInvalid,
+    /// The VM's cgroup could not be confined to its lease.
+    ConfinementFailed,
+    /// A thread of the VM is not where its lease says, and could not be moved there.
+    ThreadMisplaced,
+    /// libvirt refused or could not be reached (CLI only).
+    LibvirtFailed,
+    /// Installing would destroy somebody else's hook script.
+    InstallConflict,
+}
+
+/// One row of the table of codes.
+struct Row {
+    code: Code,
+    name: &'static str,
+    exit: u8,
+    retry: bool,
+    meaning: &'static str,
+    advice: &'static str,
+}
+
+/// The one table. Names and exit statuses are a public contract: rows are added, never changed.
+const TABLE: &[Row] = &[
+    Row {
+        code: Code::Internal,
+        name: "internal",
+        exit: 1,
+        retry: false,
+        meaning: "a fault in virt-pin itself",
+        advice: "report it with the message and the output of `virt-pin gather`",
+    },
+    Row {
+        code: Code::Usage,
+        name: "usage",
+        exit: 2,
+        retry: false,
+        meaning: "the command line could not be understood",
+        advice: "see `virt-pin help`",
+    },
+    Row {
+        code: Code::CheckFailed,
+        name: "check.failed",
+        exit: 3,
+        retry: false,
+        meaning: "`virt-pin check` found something that does not hold",
+        advice: "each FAIL line says what to do",
+    },
+    Row {
+        code: Code::DomainInvalid,
+        name: "domain.xml.invalid",
+        exit: 10,
+        retry: false,
+        meaning: "not a libvirt domain document (missing, not well-formed, too large, a DTD, no uuid)",
+        advice: "validate the file with `virt-xml-validate`",
+    },
+    Row {
+        code: Code::DomainUnknown,
+        name: "domain.not-found",
+        exit: 11,
+        retry: false,
+        meaning: "no domain, file or lease of that name or UUID",
+        advice: "see `virt-pin list` and `virsh list --all`",
+    },
+    Row {
+        code: Code::PolicyInvalid,
+        name: "cpu.policy.invalid",
+        exit: 12,
+        retry: false,
+        meaning: "the policy has an unknown attribute or value, or contradicts itself or the domain",
+        advice: "correct the attribute named in the message",
+    },
+    Row {
+        code: Code::PolicyUnsupported,
+        name: "cpu.policy.unsupported",
+        exit: 13,
+        retry: false,
+        meaning: "the policy asks for something this version does not do yet",
+        advice: "leave the attribute out, or use one of the values the message lists",
+    },
+    Row {
+        code: Code::Shortage,
+        name: "cpu.placement.shortage",
+        exit: 20,
+        retry: true,
+        meaning: "not enough free CPUs of the kind asked for",
+        advice: "stop a VM that holds some, or add to pinnable_cpus",
+    },
+    Row {
+        code: Code::NeedsRepack,
+        name: "cpu.placement.needs-repack",
+        exit: 21,
+        retry: true,
+        meaning: "enough CPUs are free, but not in the shape asked for",
+        advice: "restart one of the VMs named in the message, or relax numa, cache or cores",
+    },
+    Row {
+        code: Code::Unsatisfiable,
+        name: "cpu.placement.unsatisfiable",
+        exit: 22,
+        retry: false,
+        meaning: "this host cannot honour the request even with every pinnable CPU free",
+        advice: "ask for less, or change pinnable_cpus",
+    },
+    Row {
+        code: Code::MemoryShortage,
+        name: "cpu.numa.memory-shortage",
+        exit: 23,
+        retry: true,
+        meaning: "the nodes of the chosen CPUs have too little free memory for the guest",
+        advice: "free memory on the nodes named, or set memory=\"any\"",
+    },
+    Row {
+        code: Code::StaticConflict,
+        name: "cpu.static.conflict",
+        exit: 24,
+        retry: true,
+        meaning: "CPUs pinned by hand in the domain's XML are leased to another VM",
+        advice: "change the pins, or stop the VM that holds the CPUs",
+    },
+    Row {
+        code: Code::StalePins,
+        name: "cpu.xml.stale-pins",
+        exit: 25,
+        retry: false,
+        meaning: "a dedicated domain's XML also carries pins, to CPUs its lease cannot have",
+        advice: "take <vcpupin>, <emulatorpin> and <iothreadpin> out of the persistent XML",
+    },
+    Row {
+        code: Code::StateLocked,
+        name: "state.locked",
+        exit: 30,
+        retry: true,
+        meaning: "another virt-pin process held the lease lock until the deadline",
+        advice: "try again; if it persists, `fuser` on the lock file shows who holds it",
+    },
+    Row {
+        code: Code::StateCorrupt,
+        name: "state.corrupt",
+        exit: 31,
+        retry: false,
+        meaning: "leases.json cannot be read, or contradicts itself",
+        advice: "`virt-pin reconcile` rebuilds it from the running VMs",
+    },
+    Row {
+        code: Code::StateNewer,
+        name: "state.newer",
+        exit: 32,
+        retry: false,
+        meaning: "leases.json was written by a newer version of virt-pin",
+        advice: "use that version again; nothing was changed",
+    },
+    Row {
+        code: Code::StateUnsafe,
+        name: "state.unsafe",
+        exit: 33,
+        retry: false,
+        meaning: "the state directory or a file in it is missing, unwritable, or not safely ours",
+        advice: "the directory must belong to root with mode 0700, its files be regular ones with mode 0600",
+    },
+    Row {
+        code: Code::TopologyUnreadable,
+        name: "host.topology.unreadable",
+        exit: 40,
+        retry: false,
+        meaning: "the host's CPU topology could not be read",
+        advice: "look at the path in the message; `virt-pin topology` shows what can be read",
+    },
+    Row {
+        code: Code::HostIo,
+        name: "host.io",
+        exit: 41,
+        retry: false,
+        meaning: "the kernel refused an operation on a file",
+        advice: "look at the path and the reason in the message",
+    },
+    Row {
+        code: Code::ConfigInvalid,
+        name: "config.invalid",
+        exit: 50,
+        retry: false,
+        meaning: "the configuration is wrong; file, line and key are in the message",
+        advice: "correct it, then run `virt-pin check`",
+    },
+    Row {
+        code: Code::ConfinementFailed,
+        name: "enforce.confinement",
+        exit: 60,
+        retry: false,
+        meaning: "the VM's cgroup could not be confined to its lease",
+        advice: "`virt-pin check` shows the cgroup mode in use",
+    },
+    Row {
+        code: Code::ThreadMisplaced,
+        name: "enforce.thread",
+        exit: 61,
+        retry: false,
+        meaning: "a thread of the VM is not where its lease says and could not be moved there",
+        advice: "the message names the thread, its CPUs and the wanted ones",
+    },
+    Row {
+        code: Code::LibvirtFailed,
+        name: "libvirt.failed",
+        exit: 70,
+        retry: true,
+        meaning: "libvirt refused the call or could not be reached",
+        advice: "libvirt's own message follows",
+    },
+    Row {
+        code: Code::InstallConflict,
+        name: "install.conflict",
+        exit: 71,
+        retry: false,
+        meaning: "installing would destroy somebody else's hook script",
+        advice: "move it to the qemu.d/ directory beside it, or call virt-pin-hook from it",
+    },
+];
+
+impl Code {
+    /// Every code, in the order of the documentation.
+    pub fn all() -> impl Iterator<Item = Code> {
+        TABLE.iter().map(|row| row.code)
+    }
+
+    fn row(self) -> Option<&'static Row> {
+        TABLE.iter().find(|row| row.code == self)
+    }
+
+    /// The stable name, such as `cpu.placement.shortage`.
+    pub fn name(self) -> &'static str {
+        self.row().map_or("internal", |row| row.name)
+    }
+
+    /// The exit status of both binaries for this code.
+    pub fn exit(self) -> u8 {
+        self.row().map_or(1, |row| row.exit)
+    }
+
+    /// Whether the same request can succeed later with nobody editing anything.
+    pub fn retry(self) -> bool {
+        self.row().is_some_and(|row| row.retry)
+    }
+
+    /// One sentence for the reference documentation.
+    pub fn meaning(self) -> &'static str {
+        self.row().map_or("", |row| row.meaning)
+    }
+
+    /// What to do about it in general; an [`Error`] may carry a more particular hint.
+    pub fn advice(self) -> &'static str {
+        self.row().map_or("", |row| row.advice)
+    }
+}
+
+impl fmt::Display for Code {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A failure: code, one sentence, optionally a hint and a cause.
+#[derive(Debug)]
+pub struct Error {
+    /// The stable code.
+    pub code: Code,
+    /// What was asked, what was found and where: one line, no full stop.
+    pub message: String,
+    /// What to do, when that is more particular than [`Code::advice`].
+    pub hint: Option<String>,
+    source: Option<Box<dyn StdError + Send + Sync>>,
+}
+
+impl Error {
+    /// A failure with its code and sentence. Control characters in `message` (a hostile VM name) are escaped.
+    pub fn new(code: Code, message: impl AsRef<str>) -> Self {
+        Error { code, message: printable(message.as_ref()), hint: None, source: None }
+    }
+
+    /// The same failure with what to do about it.
+    #[must_use]
+    pub fn with_hint(mut self, hint: impl AsRef<str>) -> Self {
+        self.hint = Some(printable(hint.as_ref()));
+        self
+    }
+
+    /// The same failure with what caused it.
+    #[must_use]
+    pub fn because(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        self.source = Some(source.into());
+        self
+    }
+
+    /// A refused file operation: the verb ("read", "write", ...), the path and the kernel's reason in one sentence.
+    pub fn io(code: Code, verb: &str, path: &std::path::Path, source: std::io::Error) -> Self {
+        Error::new(code, format!("cannot {verb} {}: {source}", path.display()))
+    }
+
+    /// The causes, outermost first, without this error's own sentence.
+    pub fn causes(&self) -> Vec<String> {
+        let mut causes = Vec::new();
+        let mut next: Option<&(dyn StdError + 'static)> =
+            self.source.as_deref().map(|source| source as &(dyn StdError + 'static));
+        while let Some(cause) = next {
+            causes.push(printable(&cause.to_string()));
+            next = cause.source();
+        }
+        causes
+    }
+
+    /// The text both binaries print on stderr. The first line is complete in itself: libvirt pastes it into its error.
+    pub fn render(&self) -> String {
+        let mut text = format!("virt-pin: error[{}]: {}\n", self.code, self.message);
+        for cause in self.causes() {
+            text.push_str("  because: ");
+            text.push_str(&cause);
+            text.push('\n');
+        }
+        text.push_str("  hint: ");
+        text.push_str(self.hint.as_deref().unwrap_or(self.code.advice()));
+        text.push('\n');
+        text
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.source.as_deref().map(|source| source as &(dyn StdError + 'static))
+    }
+}
+
+/// The text with every control character escaped, so that a VM's name cannot forge log lines or drive a terminal.
+pub fn printable(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        // U+202A..U+202E and U+2066..U+2069 reorder what a reader sees.
+        if c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{2028}' | '\u{2029}') {
+            out.extend(c.escape_default());
+        } else {
+            out.push(c);
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn names_and_exits_are_unique_and_every_row_is_complete() {
+        let names: BTreeSet<_> = TABLE.iter().map(|row| row.name).collect();
+        let exits: BTreeSet<_> = TABLE.iter().map(|row| row.exit).collect();
+        assert_eq!((names.len(), exits.len()), (TABLE.len(), TABLE.len()));
+        for row in TABLE {
+            assert!(!row.meaning.is_empty() && !row.advice.is_empty(), "{}", row.name);
+            assert!(row.exit != 0 && row.exit < 126, "{}", row.name);
+        }
+    }
+
+    #[test]
+    fn every_variant_has_a_row() {
+        // A variant without a row would answer to "internal" twice.
+        for code in [Code::InstallConflict, Code::Internal, Code::StateUnsafe, Code::HostIo] {
+            assert_eq!(TABLE.iter().filter(|row| row.code == code).count(), 1, "{code:?}");
+        }
+        assert_eq!(Code::all().count(), Code::InstallConflict as usize + 1);
+    }
+
+    #[test]
+    fn the_first_line_is_whole_and_hostile_names_stay_on_it() {
+        let error = Error::new(Code::Shortage, "domain \"a\nb\u{1b}[31m\" needs 2 cores").because("x\ny".to_owned());
+        let text = error.render();
+        assert_eq!(
+            text.lines().next(),
+            Some("virt-pin: error[cpu.placement.shortage]: domain \"a\\nb\\u{1b}[31m\" needs 2 cores")
+        );
+        assert_eq!(text.lines().count(), 3);
+    }
+}

@@ -1,0 +1,197 @@
+//! The injected "/": where every file of the machine is read from and written to.
+//!
+//! A [`Root`] is either a directory (`/` in production, a temporary one in tests) or a machine description made by
+//! `virt-pin gather`, which can only be read. Paths are given as on the real machine (`/sys/devices/system/cpu/online`).
+//! Every error carries the verb and the path. This module knows nothing of what the files mean.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use crate::error::{Code, Error, Result};
+
+/// No file of the kernel, of libvirt or of ours that we read is longer; a longer one is refused, not read.
+const MAX_FILE_BYTES: u64 = 16 << 20;
+
+/// The root of a machine's file system.
+#[derive(Clone, Debug)]
+pub struct Root {
+    kind: Kind,
+}
+
+#[derive(Clone, Debug)]
+enum Kind {
+    Directory(PathBuf),
+    /// Path -> text, as `gather` writes it. Directories exist by having entries.
+    Described(BTreeMap<String, String>),
+}
+
+impl Root {
+    /// The machine whose `/` is `dir`.
+    pub fn directory(dir: impl Into<PathBuf>) -> Root {
+        Root { kind: Kind::Directory(dir.into()) }
+    }
+
+    /// A machine known only by the contents of its files: absolute path -> text.
+    pub fn described(files: BTreeMap<String, String>) -> Root {
+        Root { kind: Kind::Described(files) }
+    }
+
+    /// Whether this is a description: nothing can be written, and no process of it is there.
+    pub fn is_description(&self) -> bool {
+        matches!(self.kind, Kind::Described(_))
+    }
+
+    /// Whether this is the machine we run on, seen from its own `/`.
+    pub fn is_this_machine(&self) -> bool {
+        matches!(&self.kind, Kind::Directory(dir) if dir == Path::new("/"))
+    }
+
+    /// Where `path` (absolute, as on the machine) really lies; for a description the path itself.
+    pub fn resolve(&self, path: &str) -> PathBuf {
+        match &self.kind {
+            Kind::Directory(dir) => dir.join(path.trim_start_matches('/')),
+            Kind::Described(_) => PathBuf::from(path),
+        }
+    }
+
+    /// The text of a file, or `None` where it does not exist. Bytes that are not UTF-8 become U+FFFD.
+    ///
+    /// # Errors
+    /// [`Code::HostIo`] when the file exists and cannot be read, or is longer than 16 MiB.
+    pub fn read_if_exists(&self, path: &str) -> Result<Option<String>> {
+        let file = match &self.kind {
+            Kind::Described(files) => return Ok(files.get(path).cloned()),
+            Kind::Directory(_) => self.resolve(path),
+        };
+        match read_bounded(&file) {
+            Ok(text) => Ok(Some(text)),
+            Err(error) if is_missing(&error) => Ok(None),
+            Err(error) => Err(Error::io(Code::HostIo, "read", &file, error)),
+        }
+    }
+
+    /// The text of a file that has to be there.
+    ///
+    /// # Errors
+    /// As [`Root::read_if_exists`], and [`Code::HostIo`] when it does not exist.
+    pub fn read(&self, path: &str) -> Result<String> {
+        self.read_if_exists(path)?
+            .ok_or_else(|| Error::io(Code::HostIo, "read", &self.resolve(path), io::ErrorKind::NotFound.into()))
+    }
+
+    /// The names in a directory, sorted by bytes; empty where the directory does not exist. Names that are not UTF-8
+    /// are left out: no file of ours or of the kernel has one.
+    ///
+    /// # Errors
+    /// [`Code::HostIo`] when the directory exists and cannot be read.
+    pub fn list(&self, dir: &str) -> Result<Vec<String>> {
+        let path = match &self.kind {
+            Kind::Described(files) => return Ok(described_names(files, dir)),
+            Kind::Directory(_) => self.resolve(dir),
+        };
+        let entries = match fs::read_dir(&path) {
+            Ok(entries) => entries,
+            Err(error) if is_missing(&error) => return Ok(Vec::new()),
+            Err(error) => return Err(Error::io(Code::HostIo, "list", &path, error)),
+        };
+        let mut names = Vec::new();
+        for entry in entries {
+            let entry = entry.map_err(|error| Error::io(Code::HostIo, "list", &path, error))?;
+            names.extend(entry.file_name().into_string());
+        }
+        names.sort();
+        Ok(names)
+    }
+
+    /// Whether a file or directory exists (a dangling symbolic link does not).
+    pub fn exists(&self, path: &str) -> bool {
+        match &self.kind {
+            Kind::Described(files) => files.contains_key(path) || !described_names(files, path).is_empty(),
+            Kind::Directory(_) => self.resolve(path).exists(),
+        }
+    }
+
+    /// Writes one value into a file that the kernel made (cgroup, sysfs). Never creates one, never follows a link.
+    ///
+    /// # Errors
+    /// [`Code::HostIo`] with the value, the path and the kernel's reason.
+    pub fn write_kernel_file(&self, path: &str, value: &str) -> Result<()> {
+        let file = self.resolve(path);
+        let failed = |error| Error::io(Code::HostIo, &format!("write \"{value}\" to"), &file, error);
+        if self.is_description() {
+            return Err(failed(io::ErrorKind::ReadOnlyFilesystem.into()));
+        }
+        // One write(2): the kernel takes each write as a whole value.
+        fs::OpenOptions::new()
+            .write(true)
+            .custom_flags(nix::fcntl::OFlag::O_NOFOLLOW.bits())
+            .open(&file)
+            .and_then(|mut open| open.write_all(value.as_bytes()))
+            .map_err(failed)
+    }
+}
+
+/// Whether the error says that there is no such file (a name too long for any file system included).
+fn is_missing(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory | io::ErrorKind::InvalidFilename)
+}
+
+fn read_bounded(path: &Path) -> io::Result<String> {
+    let mut bytes = Vec::new();
+    let read = fs::File::open(path)?.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes)?;
+    if read as u64 > MAX_FILE_BYTES {
+        return Err(io::Error::other("longer than 16 MiB"));
+    }
+    Ok(String::from_utf8(bytes).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
+}
+
+/// The names directly under `dir` in a description.
+fn described_names(files: &BTreeMap<String, String>, dir: &str) -> Vec<String> {
+    let prefix = format!("{}/", dir.trim_end_matches('/'));
+    let names: BTreeSet<&str> = files
+        .range(prefix.clone()..)
+        .map_while(|(path, _)| path.strip_prefix(&prefix))
+        .filter_map(|rest| rest.split('/').next())
+        .collect();
+    names.into_iter().map(str::to_owned).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_and_its_description_read_alike() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir_all(dir.path().join("sys/cpu/cpu1")).unwrap();
+        fs::File::create(dir.path().join("sys/cpu/online")).unwrap().write_all(b"0-1\n").unwrap();
+        fs::File::create(dir.path().join("sys/cpu/cpu1/x")).unwrap();
+        let files = [("/sys/cpu/online", "0-1\n"), ("/sys/cpu/cpu1/x", "")];
+        let described = Root::described(files.map(|(path, text)| (path.to_owned(), text.to_owned())).into());
+        for root in [Root::directory(dir.path()), described] {
+            assert_eq!(root.read("/sys/cpu/online").unwrap(), "0-1\n");
+            assert_eq!(root.list("/sys/cpu").unwrap(), ["cpu1", "online"]);
+            assert_eq!(root.list("/sys/nothing").unwrap(), [""; 0]);
+            assert!(root.exists("/sys/cpu/cpu1") && !root.exists("/sys/cpu/cpu"));
+            assert_eq!(root.read_if_exists("/sys/cpu/online/x").unwrap(), None);
+            assert!(root.read("/sys/gone").unwrap_err().message.contains("/sys/gone"));
+        }
+    }
+
+    #[test]
+    fn kernel_files_are_neither_created_nor_reached_through_links() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::directory(dir.path());
+        assert!(root.write_kernel_file("/new", "1").is_err());
+        assert!(!root.exists("/new"));
+        fs::File::create(dir.path().join("file")).unwrap();
+        std::os::unix::fs::symlink("file", dir.path().join("link")).unwrap();
+        let message = root.write_kernel_file("/link", "0-1").unwrap_err().message;
+        assert!(message.starts_with("cannot write \"0-1\" to "), "{message}");
+        root.write_kernel_file("/file", "0-1").unwrap();
+        assert_eq!(root.read("/file").unwrap(), "0-1");
+    }
+}

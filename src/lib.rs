@@ -1,0 +1,12 @@
+//! CPUs of their own for libvirt/QEMU virtual machines.
+//!
+//! Reading order: [`cpuset`] and [`error`] (words and failures), [`host`] (the machine as a value), [`alloc`] (who gets
+//! which CPUs: pure), [`xml`] (domain text to request, plan to edits: pure), [`config`], [`lock`] (the leases and the only
+//! way to change them), [`hook`] (one libvirt event in, one outcome out), [`cli`].
+
+pub mod cpuset;
+pub mod error;
+
+pub mod alloc;
+pub mod host;
+pub mod uuid;
