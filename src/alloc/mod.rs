@@ -1,6 +1,83 @@
-//! Who gets which CPUs: values in, a plan or a refusal out. Pure: no I/O, clock, randomness or hash order.
+//! Who gets which CPUs: values in, a [`Plan`] or a [`Refusal`] out.
+//!
+//! Pure: no I/O, clock, randomness or hash order, so the same host, leases and request always give the same CPUs. A plan
+//! is whole or there is none: nothing is ever approximated. The algorithm is numbered in [`place`]; [`check`] holds the
+//! conditions that every plan meets and is called on each one before it leaves this module.
+//!
+//! ```
+//! use virt_pin::alloc::{self, Supply, policy::Policy, request::Request};
+//! use virt_pin::cpuset::CpuSet;
+//! # use virt_pin::{cpuset::CpuId, host::{CoreId, Cpu, Topology}};
+//! # let cpu = |n: u16| Cpu { cpu: CpuId(n), online: true, isolated: false, core: Some(CoreId(n / 2 * 2)), package: None,
+//! #     die: None, cluster: None, node: None, llc: None, class: None };
+//! // Four cores of two threads: 0-1, 2-3, 4-5, 6-7.
+//! let topology = Topology::new((0..8).map(cpu).collect(), vec![], CpuSet::new(), vec![]);
+//! let pinnable = CpuSet::parse_kernel_list("2-7").unwrap();
+//! let taken = CpuSet::parse_kernel_list("2-3").unwrap();
+//! let request = Request { vcpus: 2, iothreads: 0, policy: Policy::from_attributes([("policy", "dedicated")]).unwrap(), memory: None };
+//! let plan = alloc::plan(&Supply { topology: &topology, pinnable: &pinnable, taken: &taken }, &request).unwrap();
+//! assert_eq!(plan.vcpu_cpus().to_string(), "4-5");
+//! assert_eq!(plan.emulator.to_string(), "0-1");
+//! ```
 
+pub mod check;
+mod choose;
+pub mod place;
 pub mod plan;
 pub mod policy;
 pub mod refusal;
 pub mod request;
+
+use std::fmt;
+
+use crate::cpuset::CpuSet;
+use crate::host::Topology;
+use plan::Plan;
+use refusal::Refusal;
+use request::Request;
+
+/// What can be handed out.
+#[derive(Clone, Copy, Debug)]
+pub struct Supply<'a> {
+    /// The machine.
+    pub topology: &'a Topology,
+    /// The operator's allowlist, less what the VMs' cgroup cannot reach. May name CPUs that are absent or offline.
+    pub pinnable: &'a CpuSet,
+    /// CPUs that a lease (dedicated or static) holds.
+    pub taken: &'a CpuSet,
+}
+
+impl Supply<'_> {
+    /// The CPUs that could be handed out if no lease existed.
+    pub fn handed_out(&self) -> CpuSet {
+        self.pinnable.intersection(self.topology.online())
+    }
+
+    /// The CPUs where the host itself and emulator threads run: online, not pinnable, not isolated by the kernel (an
+    /// isolated CPU that is not pinnable was set aside for something else).
+    pub fn housekeeping(&self) -> CpuSet {
+        self.topology.online().difference(self.pinnable).difference(&self.topology.isolated())
+    }
+}
+
+/// Receives the steps of a decision in words, for `virt-pin explain`. Text is only made when somebody listens.
+pub type Steps<'a> = &'a mut dyn FnMut(fmt::Arguments<'_>);
+
+/// The CPUs for one request, or why not.
+///
+/// # Errors
+/// A [`Refusal`]: `cpu.placement.shortage`, `.needs-repack`, `.unsatisfiable`, `cpu.numa.memory-shortage`; `internal` when
+/// a plan failed its own check.
+pub fn plan(supply: &Supply<'_>, request: &Request) -> Result<Plan, Refusal> {
+    explain(supply, request, &mut |_| {})
+}
+
+/// As [`plan`], telling each step.
+///
+/// # Errors
+/// As [`plan`].
+pub fn explain(supply: &Supply<'_>, request: &Request, steps: Steps<'_>) -> Result<Plan, Refusal> {
+    let plan = place::place(supply, request, steps)?;
+    check::check(supply, request, &plan)?;
+    Ok(plan)
+}

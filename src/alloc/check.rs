@@ -1,0 +1,97 @@
+//! What holds of every plan, whoever made it. Called by `alloc::plan` on its own result, and by the tests.
+
+use std::collections::BTreeMap;
+
+use super::Supply;
+use super::plan::Plan;
+use super::policy::{Cores, Helpers, Span, ThreadsPerCore};
+use super::refusal::Refusal;
+use super::request::Request;
+use crate::cpuset::CpuSet;
+use crate::error::Code;
+use crate::host::CoreId;
+
+/// Checks the plan against the request it answers.
+///
+/// # Errors
+/// A [`Refusal`] with [`Code::Internal`] that names the first condition that does not hold.
+pub fn check(supply: &Supply<'_>, request: &Request, plan: &Plan) -> Result<(), Refusal> {
+    let broken = |what: &str| {
+        let reason = format!("the plan breaks its own rule: {what} (vCPUs {:?}, parked {})", plan.vcpus, plan.parked);
+        Err(Refusal::new(Code::Internal, reason))
+    };
+    let (vcpus, exclusive) = (plan.vcpu_cpus(), plan.exclusive());
+    if plan.vcpus.len() != usize::from(request.vcpus) || vcpus.len() != plan.vcpus.len() {
+        return broken("each vCPU has a CPU of its own");
+    }
+    if exclusive.len() != vcpus.len() + plan.parked.len() + plan.extra.len() {
+        return broken("vCPUs, parked and extra CPUs are disjoint");
+    }
+    if !exclusive.is_subset(&supply.handed_out()) {
+        return broken("only online pinnable CPUs are leased");
+    }
+    if !exclusive.is_disjoint(supply.taken) {
+        return broken("no CPU has two owners");
+    }
+    if plan.emulator.is_empty() || plan.iothreads.is_empty() {
+        return broken("emulator and I/O threads have somewhere to run");
+    }
+    let wishes = [(request.policy.emulator, &plan.emulator), (request.policy.iothreads, &plan.iothreads)];
+    for (index, (place, cpus)) in wishes.into_iter().enumerate() {
+        let holds = match place {
+            Helpers::Housekeeping => cpus.is_disjoint(supply.pinnable),
+            Helpers::Share => *cpus == vcpus,
+            // Without I/O threads no CPU is set aside for them: those plugged in later join the emulator.
+            Helpers::Isolate if index == 1 && request.iothreads == 0 => *cpus == plan.emulator,
+            Helpers::Isolate => cpus.is_subset(&plan.extra),
+        };
+        if !holds {
+            return broken("emulator and I/O threads run where the policy says");
+        }
+    }
+    if request.policy.cores == Cores::Whole {
+        let whole =
+            exclusive.iter().all(|cpu| supply.topology.siblings(cpu).is_some_and(|core| core.is_subset(&exclusive)));
+        if !whole {
+            return broken("only whole cores are leased");
+        }
+        if let ThreadsPerCore::Exactly(count) = request.policy.threads_per_core {
+            if per_core(supply, &vcpus).values().any(|threads| *threads != count.get()) {
+                return broken("threads-per-core vCPUs on each core");
+            }
+        }
+    } else if !plan.parked.is_empty() {
+        return broken("single threads park nothing");
+    }
+    if request.policy.numa == Span::Single && plan.nodes.len() > 1 {
+        return broken("numa=single spans one node");
+    }
+    let llcs: std::collections::BTreeSet<_> =
+        plan.vcpus.iter().map(|&cpu| supply.topology.cpu(cpu).and_then(|cpu| cpu.llc)).collect();
+    if request.policy.cache == Span::Single && llcs.len() > 1 {
+        return broken("cache=single spans one last-level cache");
+    }
+    if let Some(guest) = plan.guest {
+        let product = [guest.dies, guest.cores, guest.threads].into_iter().map(u32::from).product::<u32>();
+        if product * u32::from(guest.sockets) != u32::from(request.vcpus) {
+            return broken("the guest topology has as many threads as the guest has vCPUs");
+        }
+        let siblings = plan.vcpus.chunks(usize::from(guest.threads)).all(|threads| {
+            let cores: Vec<_> = threads.iter().map(|&cpu| supply.topology.cpu(cpu).and_then(|cpu| cpu.core)).collect();
+            threads.len() == 1 || cores.iter().all(|core| core.is_some() && Some(core) == cores.first())
+        });
+        if !siblings {
+            return broken("siblings of the guest are siblings of the host");
+        }
+    }
+    Ok(())
+}
+
+/// How many of the CPUs each known core has.
+fn per_core(supply: &Supply<'_>, cpus: &CpuSet) -> BTreeMap<CoreId, u16> {
+    let mut counts = BTreeMap::new();
+    for core in cpus.iter().filter_map(|cpu| supply.topology.cpu(cpu)?.core) {
+        *counts.entry(core).or_insert(0) += 1;
+    }
+    counts
+}

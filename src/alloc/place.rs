@@ -1,0 +1,355 @@
+//! How a request gets its CPUs.
+//!
+//! 1. *Pieces.* What can be taken: whole free cores (every online thread pinnable and free), or single free threads,
+//!    on the nodes and of the core class asked for. A core of unknown siblings is no whole core.
+//! 2. *Demand.* vCPUs up to the maximum count; an extra piece each for isolated emulator and I/O threads.
+//! 3. *One class.* On hybrid machines cores of one class are tried first; mixed ones only when no class alone is enough.
+//! 4. *Nodes.* As few as the policy allows; every set of that many nodes that is enough.
+//! 5. *Last-level caches.* The same within each such set.
+//! 6. *Pick.* Lone threads first, then pieces of the domains with the least left.
+//! 7. *Score.* Nodes, caches, then the damage to the largest requests still to come; ties by CPU number.
+//! 8. *Order.* vCPUs in the order node, cache, core, thread, so that the guest's siblings are siblings of the host.
+//!
+//! Step 4 also asks for room for the guest's memory. Steps 4 to 7 are in [`super::choose`]. When nothing is found,
+//! [`refuse`] tells the classes of refusal apart by placing the same request under better conditions.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::choose::{self, Choice, Demand, Piece};
+use super::plan::{GuestTopology, Plan};
+use super::policy::{Cores, GuestView, Helpers, Memory, Span, ThreadsPerCore};
+use super::refusal::Refusal;
+use super::request::{GuestMemory, Pages, Request};
+use super::{Steps, Supply};
+use crate::cpuset::{CpuId, CpuSet, NodeId};
+use crate::error::Code;
+use crate::host::{Cpu, Topology};
+
+/// The plan for a request, or why not.
+///
+/// # Errors
+/// A [`Refusal`]; see [`super::plan`].
+pub(super) fn place(supply: &Supply<'_>, request: &Request, steps: Steps<'_>) -> Result<Plan, Refusal> {
+    impossible(supply, request)?;
+    // Steps 1 and 2.
+    let pieces = pieces(supply, request);
+    let demand = demand(request);
+    steps(format_args!("pinnable and online: {}", or_none(&supply.handed_out())));
+    steps(format_args!("held by leases: {}", or_none(&supply.taken.intersection(&supply.handed_out()))));
+    let withheld = withheld(supply, request);
+    if !withheld.is_empty() {
+        steps(format_args!("withheld, as their core is not whole: {withheld}"));
+    }
+    steps(format_args!(
+        "needed: {} vCPUs{}; free: {} {}",
+        demand.vcpus,
+        if demand.extra > 0 { format!(" and {} extra {}", demand.extra, unit(request)) } else { String::new() },
+        pieces.len(),
+        unit(request),
+    ));
+    let room = |nodes: &BTreeSet<NodeId>| lacking(supply.topology, request, nodes).is_none();
+    let Some(choice) = by_class(&pieces, request, &demand, &room) else {
+        let refusal = refuse(supply, request, &pieces, &demand);
+        steps(format_args!("refused: {}: {}", refusal.code, refusal.reason));
+        return Err(refusal);
+    };
+    let plan = order(supply, request, &choice);
+    steps(format_args!(
+        "chosen: fewest nodes, then fewest last-level caches, then the rest most useful to others: vCPUs {}",
+        plan.vcpus.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
+    ));
+    Ok(plan)
+}
+
+/// Requests that no state of this host could honour, told before any search.
+fn impossible(supply: &Supply<'_>, request: &Request) -> Result<(), Refusal> {
+    let never = |reason: String, hint: &str| {
+        let hint = Some(hint.to_owned());
+        Err(Refusal { hint, ..Refusal::new(Code::Unsatisfiable, reason) })
+    };
+    let policy = &request.policy;
+    if request.vcpus == 0 {
+        return Err(Refusal::new(Code::PolicyInvalid, "the domain has no vCPU"));
+    }
+    if supply.handed_out().is_empty() {
+        return never(
+            "no CPU of this host may be handed out: pinnable_cpus is empty or names no CPU that is online".to_owned(),
+            "set pinnable_cpus in /etc/virt-pin/virt-pin.toml",
+        );
+    }
+    if let ThreadsPerCore::Exactly(threads) = policy.threads_per_core {
+        if request.vcpus % threads != 0 {
+            let reason = format!("{} vCPUs are not a multiple of threads-per-core=\"{threads}\"", request.vcpus);
+            return Err(Refusal::new(Code::PolicyInvalid, reason));
+        }
+    }
+    let unknown = |node: &CpuId| supply.topology.node(NodeId(node.0)).is_none();
+    if let Some(node) = policy.nodes.as_ref().and_then(|nodes| nodes.iter().find(unknown)) {
+        let nodes: CpuSet = supply.topology.nodes().iter().map(|node| CpuId(node.node.0)).collect();
+        return never(
+            format!("node {node} does not exist; this host has {}", or_none(&nodes)),
+            "correct the nodes attribute",
+        );
+    }
+    let helpers = [policy.emulator, policy.iothreads];
+    if helpers.contains(&Helpers::Housekeeping) && supply.housekeeping().is_empty() {
+        return never(
+            "emulator and I/O threads need a housekeeping CPU, but every online CPU is pinnable".to_owned(),
+            "take a core out of pinnable_cpus, or set emulator and iothreads to \"isolate\" or \"share\"",
+        );
+    }
+    Ok(())
+}
+
+/// Step 1.
+fn pieces(supply: &Supply<'_>, request: &Request) -> Vec<Piece> {
+    let free = supply.handed_out().difference(supply.taken);
+    let piece = |cpu: &Cpu, cpus: Vec<CpuId>, vcpus, lone| Piece {
+        cpus,
+        vcpus,
+        core: cpu.core,
+        node: cpu.node,
+        llc: cpu.llc,
+        class: cpu.class,
+        lone,
+    };
+    let wanted = |cpu: &&Cpu| {
+        let policy = &request.policy;
+        let node = policy.nodes.as_ref().is_none_or(|nodes| cpu.node.is_some_and(|node| nodes.contains(CpuId(node.0))));
+        node && policy.core_class.is_none_or(|class| cpu.class.is_none_or(|of| of == class))
+    };
+    let cpus = free.iter().filter_map(|cpu| supply.topology.cpu(cpu)).filter(wanted);
+    match request.policy.cores {
+        Cores::Thread => cpus
+            .map(|cpu| {
+                let siblings = supply.topology.siblings(cpu.cpu);
+                let lone = siblings.is_none_or(|core| !core.is_subset(&free));
+                piece(cpu, vec![cpu.cpu], 1, lone)
+            })
+            .collect(),
+        Cores::Whole => cpus
+            .filter_map(|cpu| {
+                let core = supply.topology.siblings(cpu.cpu)?;
+                // One piece per core: at its first thread.
+                let whole = core.first() == Some(cpu.cpu) && core.is_subset(&free);
+                let threads = u16::try_from(core.len()).ok().filter(|_| whole)?;
+                let vcpus = match request.policy.threads_per_core {
+                    ThreadsPerCore::Auto => threads,
+                    ThreadsPerCore::Exactly(count) => Some(count.get()).filter(|&count| count <= threads)?,
+                };
+                Some(piece(cpu, core.iter().collect(), vcpus, false))
+            })
+            .collect(),
+    }
+}
+
+/// Free CPUs that a whole-core request cannot take because a sibling is out of reach.
+fn withheld(supply: &Supply<'_>, request: &Request) -> CpuSet {
+    let free = supply.handed_out().difference(supply.taken);
+    let broken = |cpu: &CpuId| !supply.topology.siblings(*cpu).is_some_and(|core| core.is_subset(&free));
+    match request.policy.cores {
+        Cores::Thread => CpuSet::new(),
+        Cores::Whole => free.iter().filter(broken).collect(),
+    }
+}
+
+/// Step 2.
+fn demand(request: &Request) -> Demand {
+    let emulator = request.policy.emulator == Helpers::Isolate;
+    let iothreads = request.policy.iothreads == Helpers::Isolate && request.iothreads > 0;
+    Demand {
+        vcpus: u32::from(request.vcpus),
+        extra: usize::from(emulator) + usize::from(iothreads),
+        numa: request.policy.numa,
+        cache: request.policy.cache,
+    }
+}
+
+/// Step 3.
+fn by_class<'a>(
+    pieces: &'a [Piece],
+    request: &Request,
+    demand: &Demand,
+    room: &dyn Fn(&BTreeSet<NodeId>) -> bool,
+) -> Option<Choice<'a>> {
+    let classes: BTreeSet<_> = pieces.iter().map(|piece| piece.class).collect();
+    let all: Vec<_> = pieces.iter().collect();
+    if classes.len() > 1 && request.policy.core_class.is_none() {
+        let alone = classes.iter().find_map(|&class| {
+            let pieces: Vec<_> = all.iter().copied().filter(|piece| piece.class == class).collect();
+            choose::choose(&pieces, demand, room)
+        });
+        if alone.is_some() {
+            return alone;
+        }
+    }
+    choose::choose(&all, demand, room)
+}
+
+/// Step 8.
+fn order(supply: &Supply<'_>, request: &Request, choice: &Choice<'_>) -> Plan {
+    let mut pieces = choice.vcpus.clone();
+    pieces.sort_by_key(|piece| (piece.node, piece.llc, piece.core, piece.cpus.first().copied()));
+    let mut missing = usize::from(request.vcpus);
+    let mut vcpus = Vec::new();
+    let mut counts: Vec<usize> = Vec::new();
+    let mut core = None;
+    for piece in pieces {
+        // The last core may have threads to spare.
+        let count = usize::from(piece.vcpus).min(missing);
+        missing -= count;
+        vcpus.extend(piece.cpus.iter().take(count));
+        // Single threads of one core make one guest core.
+        match counts.last_mut().filter(|_| piece.core.is_some() && piece.core == core) {
+            Some(last) => *last += count,
+            None => counts.push(count),
+        }
+        core = piece.core;
+    }
+    let all = |pieces: &[&Piece]| pieces.iter().flat_map(|piece| piece.cpus.iter().copied()).collect::<CpuSet>();
+    let vcpu_cpus: CpuSet = vcpus.iter().copied().collect();
+    let mut extra = choice.extra.iter();
+    let mut seat = |helpers, isolated: &CpuSet| match helpers {
+        Helpers::Housekeeping => supply.housekeeping(),
+        Helpers::Share => vcpu_cpus.clone(),
+        Helpers::Isolate => extra.next().map_or_else(|| isolated.clone(), |piece| all(&[*piece])),
+    };
+    let emulator = seat(request.policy.emulator, &CpuSet::new());
+    let iothreads = seat(request.policy.iothreads, &emulator);
+    let nodes = choice.nodes();
+    let memory_nodes = match request.policy.memory {
+        Memory::Follow if !nodes.is_empty() => {
+            Some(memory_nodes(supply.topology, &nodes)).filter(|nodes| !nodes.is_empty())
+        }
+        Memory::Follow | Memory::Any => None,
+    };
+    let guest = match request.policy.topology {
+        GuestView::Keep => None,
+        GuestView::Host => {
+            // Every guest core has the same number of threads: the most that divides what each host core carries.
+            let threads = counts.iter().copied().fold(0, gcd).max(1);
+            let threads = u16::try_from(threads).unwrap_or(1);
+            Some(GuestTopology { sockets: 1, dies: 1, cores: request.vcpus / threads, threads })
+        }
+    };
+    let parked = all(&choice.vcpus).difference(&vcpu_cpus);
+    Plan { vcpus, parked, extra: all(&choice.extra), emulator, iothreads, nodes, memory_nodes, guest }
+}
+
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// Where memory that follows its CPUs comes from: their nodes, a memory-less one replaced by its nearest with memory.
+fn memory_nodes(topology: &Topology, nodes: &BTreeSet<NodeId>) -> BTreeSet<NodeId> {
+    let has_memory = |id: NodeId| topology.node(id).is_some_and(|node| node.memory_bytes != Some(0));
+    let nearest = |id: &NodeId| {
+        if has_memory(*id) {
+            return Some(*id);
+        }
+        let distances = &topology.node(*id)?.distances;
+        distances
+            .iter()
+            .filter(|(id, _)| has_memory(*id))
+            .min_by_key(|(id, distance)| (*distance, *id))
+            .map(|(id, _)| *id)
+    };
+    nodes.iter().filter_map(nearest).collect()
+}
+
+/// Memory that these nodes lack for the guest, as (needed, free) bytes; `None` = enough, not bound, or not known.
+fn lacking(topology: &Topology, request: &Request, nodes: &BTreeSet<NodeId>) -> Option<(u64, u64)> {
+    let GuestMemory { bytes, pages } = request.memory.filter(|_| request.policy.memory == Memory::Follow)?;
+    let from = memory_nodes(topology, nodes);
+    let elsewhere = |node: &crate::host::Node| !from.contains(&node.node) && node.memory_bytes != Some(0);
+    let free = match pages {
+        // Bound to all the memory there is, the guest has no less room than without a policy.
+        Pages::Ordinary if !topology.nodes().iter().any(elsewhere) => return None,
+        Pages::Ordinary => from.iter().map(|&id| topology.node(id)?.available_bytes).sum::<Option<u64>>()?,
+        Pages::Huge(kib) => from
+            .iter()
+            .filter_map(|&id| topology.node(id)?.huge_pages.iter().find(|pages| pages.size_kib == kib))
+            .map(|pages| pages.free.saturating_mul(kib).saturating_mul(1024))
+            .fold(0, u64::saturating_add),
+        Pages::HugeDefault => return None,
+    };
+    (free < bytes).then_some((bytes, free))
+}
+
+/// Which class of refusal: places the request again under better conditions and sees which of them helps.
+fn refuse(supply: &Supply<'_>, request: &Request, free: &[Piece], demand: &Demand) -> Refusal {
+    // Without the memory's claim it fits: then memory is what is missing.
+    let anyhow = by_class(free, request, demand, &|_| true);
+    if let Some((bytes, available)) = anyhow.and_then(|choice| lacking(supply.topology, request, &choice.nodes())) {
+        return Refusal::new(
+            Code::MemoryShortage,
+            format!(
+                "the guest needs {} MiB on the nodes of its CPUs, {} MiB are free there",
+                bytes >> 20,
+                available >> 20
+            ),
+        );
+    }
+    let nothing = CpuSet::new();
+    let all = pieces(&Supply { taken: &nothing, ..*supply }, request);
+    let unit = unit(request);
+    let per_piece = all.iter().map(|piece| u32::from(piece.vcpus)).max().unwrap_or(1);
+    let needed = demand.vcpus.div_ceil(per_piece) + u32::try_from(demand.extra).unwrap_or(u32::MAX);
+    let one = match (request.policy.cache, request.policy.numa) {
+        (Span::Single, _) => " in one last-level cache",
+        (_, Span::Single) => " on one node",
+        _ => "",
+    };
+    let (available, total) = (most_in_one(free, request), most_in_one(&all, request));
+    let helpers =
+        if demand.extra > 0 { format!(", {} for emulator or I/O threads", demand.extra) } else { String::new() };
+    let vcpus = match request.policy.cores {
+        Cores::Whole => format!("{} vCPUs, {per_piece} on each", request.vcpus),
+        Cores::Thread => format!("{} vCPUs", request.vcpus),
+    };
+    let refusal = |code, found: String, free| Refusal {
+        needed: Some(needed),
+        free: Some(free),
+        unit,
+        ..Refusal::new(code, format!("needs {needed} {unit}{one} ({vcpus}{helpers}), {found}"))
+    };
+    // Not even with every lease gone.
+    if by_class(&all, request, demand, &|_| true).is_none() {
+        return refusal(Code::Unsatisfiable, format!("this host has {total} that are pinnable"), total);
+    }
+    // Scattered: over nodes or caches, or as lone threads of cores that leases have broken.
+    let per_core = all.iter().map(|piece| piece.cpus.len()).max().unwrap_or(1);
+    let threads = all.iter().flat_map(|piece| &piece.cpus).filter(|&&cpu| !supply.taken.contains(cpu)).count();
+    let anywhere = Demand { numa: Span::Any, cache: Span::Any, ..*demand };
+    if choose::enough(free, &anywhere) || threads >= per_core * usize::try_from(needed).unwrap_or(usize::MAX) {
+        let found = format!(
+            "{available} are free there; {} {unit} and {threads} threads are free in all, but scattered",
+            free.len()
+        );
+        return refusal(Code::NeedsRepack, found, available);
+    }
+    refusal(Code::Shortage, format!("{available} of {total} are free"), available)
+}
+
+/// How many of the pieces lie in the one domain that the request has to fit in; all of them where it may spread.
+fn most_in_one(pieces: &[Piece], request: &Request) -> u32 {
+    let domain = |piece: &Piece| match (request.policy.cache, request.policy.numa) {
+        (Span::Single, _) => piece.llc.map(|llc| llc.0),
+        (_, Span::Single) => piece.node.map(|node| node.0),
+        _ => None,
+    };
+    let mut counts: BTreeMap<Option<u16>, u32> = BTreeMap::new();
+    pieces.iter().for_each(|piece| *counts.entry(domain(piece)).or_default() += 1);
+    counts.into_values().max().unwrap_or(0)
+}
+
+fn unit(request: &Request) -> &'static str {
+    match request.policy.cores {
+        Cores::Whole => "whole cores",
+        Cores::Thread => "threads",
+    }
+}
+
+fn or_none(set: &CpuSet) -> String {
+    if set.is_empty() { "none".to_owned() } else { set.to_string() }
+}
