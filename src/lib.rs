@@ -9,4 +9,5 @@ pub mod error;
 
 pub mod alloc;
 pub mod host;
+pub mod lock;
 pub mod uuid;

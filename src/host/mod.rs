@@ -5,6 +5,7 @@
 //! read is `None` and named in [`Topology::losses`]: an unknown relation is never guessed.
 
 pub mod description;
+pub mod process;
 pub mod root;
 pub mod sysfs;
 

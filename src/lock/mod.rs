@@ -1,0 +1,258 @@
+//! The lock, and the only way to change the leases.
+//!
+//! `/run/virt-pin/` holds `lock` and `leases.json`. [`StateLock`] is a flock on `lock`, waited for with a deadline (libvirt
+//! holds a VM's own lock meanwhile): the file is created once and never renamed, truncated or removed, so that two
+//! processes never hold two locks. Only a [`StateLock`] can replace the leases. Nobody may call libvirt while holding it.
+
+pub mod leases;
+mod replace;
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Read};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg, OFlag};
+
+use crate::error::{Code, Error, Result};
+use crate::host::root::Root;
+use leases::Leases;
+
+/// Where the state lives.
+pub const STATE_DIR: &str = "/run/virt-pin";
+/// How long a hook waits for the lock. Other holders need about a millisecond; a `virsh define` of the same VM freezes
+/// the whole libvirt daemon while we wait.
+pub const DEADLINE: Duration = Duration::from_secs(2);
+/// A file of leases is never longer: 8192 CPUs in as many leases are below 8 MiB.
+const MAX_LEASES_BYTES: u64 = 16 << 20;
+
+/// The lease lock, held until dropped.
+#[derive(Debug)]
+pub struct StateLock {
+    dir: PathBuf,
+    _lock: Flock<File>,
+}
+
+impl StateLock {
+    /// Takes the lock, making the state directory if need be.
+    ///
+    /// # Errors
+    /// [`Code::StateUnsafe`] when the directory or the lock file is not ours or cannot be made; [`Code::StateLocked`]
+    /// when somebody else held the lock all the time until `deadline` had passed.
+    pub fn acquire(root: &Root, deadline: Duration) -> Result<StateLock> {
+        if root.is_description() {
+            return Err(Error::new(Code::StateUnsafe, "a machine description has no state to lock"));
+        }
+        let dir = root.resolve(STATE_DIR);
+        ensure_directory(&dir)?;
+        let path = dir.join("lock");
+        let mut file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .custom_flags((OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits())
+            .open(&path)
+            .map_err(|error| denied("open", &path, error))?;
+        ours(&path, &file)?;
+        let start = Instant::now();
+        let mut pause = Duration::from_micros(200);
+        loop {
+            match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+                Ok(lock) => return Ok(StateLock { dir, _lock: lock }),
+                Err((back, Errno::EWOULDBLOCK | Errno::EINTR)) => file = back,
+                Err((_, errno)) => return Err(denied("lock", &path, errno.into())),
+            }
+            if start.elapsed() >= deadline {
+                return Err(Error::new(
+                    Code::StateLocked,
+                    format!("{} was held by another process for {} ms", path.display(), deadline.as_millis()),
+                ));
+            }
+            std::thread::sleep(pause.min(deadline.saturating_sub(start.elapsed())));
+            // Short waits first: a holder needs about a millisecond.
+            pause = (pause * 2).min(Duration::from_millis(10));
+        }
+    }
+
+    /// The leases as they are; none if there is no file yet.
+    ///
+    /// # Errors
+    /// As [`read`].
+    pub fn load(&self) -> Result<Leases> {
+        read_file(&self.dir.join("leases.json"))
+    }
+
+    /// Replaces the leases: after it returns they survive a crash, before that the old ones do.
+    ///
+    /// # Errors
+    /// [`Code::StateUnsafe`] when a file operation fails; [`Code::Internal`] when the leases contradict themselves.
+    pub fn replace(&mut self, leases: &Leases) -> Result<()> {
+        leases.check().map_err(|what| Error::new(Code::Internal, format!("refused to write leases: {what}")))?;
+        replace::replace(&self.dir, "leases.json", leases.to_json()?.as_bytes())
+    }
+}
+
+/// The leases without the lock, for those who only look: a replacement is atomic, so they are whole, if maybe outdated.
+///
+/// # Errors
+/// [`Code::StateCorrupt`], [`Code::StateNewer`] or [`Code::StateUnsafe`].
+pub fn read(root: &Root) -> Result<Leases> {
+    if root.is_description() {
+        return Ok(Leases::default());
+    }
+    read_file(&root.resolve(STATE_DIR).join("leases.json"))
+}
+
+fn read_file(path: &Path) -> Result<Leases> {
+    let open = OpenOptions::new().read(true).custom_flags((OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits()).open(path);
+    let file = match open {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Leases::default()),
+        Err(error) => return Err(denied("open", path, error)),
+    };
+    ours(path, &file)?;
+    let mut text = String::new();
+    let read = file.take(MAX_LEASES_BYTES).read_to_string(&mut text);
+    match read {
+        Ok(_) => Leases::from_json(&text).map_err(|error| error.in_file(path)),
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+            Err(Error::new(Code::StateCorrupt, format!("{} is not text", path.display())))
+        }
+        Err(error) => Err(denied("read", path, error)),
+    }
+}
+
+/// Makes the directory, or checks that the one that is there is ours alone to write.
+fn ensure_directory(dir: &Path) -> Result<()> {
+    if let Some(parent) = dir.parent() {
+        fs::create_dir_all(parent).map_err(|error| denied("create", parent, error))?;
+    }
+    match DirBuilder::new().mode(0o700).create(dir) {
+        Ok(()) => return Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        Err(error) => return Err(denied("create", dir, error)),
+    }
+    let found = fs::symlink_metadata(dir).map_err(|error| denied("look at", dir, error))?;
+    if !found.is_dir() {
+        return Err(not_ours(dir, "is not a directory"));
+    }
+    if found.uid() != nix::unistd::geteuid().as_raw() {
+        return Err(not_ours(dir, &format!("belongs to uid {}", found.uid())));
+    }
+    if found.mode() & 0o022 != 0 {
+        return Err(not_ours(dir, &format!("has mode {:04o}: others may write to it", found.mode() & 0o7777)));
+    }
+    Ok(())
+}
+
+/// Checks that an open file is a regular one that belongs to us.
+fn ours(path: &Path, file: &File) -> Result<()> {
+    let found = file.metadata().map_err(|error| denied("look at", path, error))?;
+    if !found.is_file() {
+        return Err(not_ours(path, "is not a regular file"));
+    }
+    if found.uid() != nix::unistd::geteuid().as_raw() {
+        return Err(not_ours(path, &format!("belongs to uid {}", found.uid())));
+    }
+    if found.mode() & 0o022 != 0 {
+        return Err(not_ours(path, &format!("has mode {:04o}: others may write to it", found.mode() & 0o7777)));
+    }
+    Ok(())
+}
+
+fn not_ours(path: &Path, what: &str) -> Error {
+    Error::new(Code::StateUnsafe, format!("{} {what}", path.display()))
+}
+
+fn denied(verb: &str, path: &Path, source: io::Error) -> Error {
+    let hint = match source.kind() {
+        io::ErrorKind::PermissionDenied => {
+            Some("uid 0 was denied: look for SELinux or AppArmor messages in the audit log")
+        }
+        _ => None,
+    };
+    let error = Error::io(Code::StateUnsafe, verb, path, source);
+    match hint {
+        Some(hint) => error.with_hint(hint),
+        None => error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    const SHORT: Duration = Duration::from_millis(20);
+
+    #[test]
+    fn the_lock_excludes_and_has_a_deadline() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::directory(dir.path());
+        let held = StateLock::acquire(&root, SHORT).unwrap();
+        assert_eq!(StateLock::acquire(&root, SHORT).unwrap_err().code, Code::StateLocked);
+        drop(held);
+        let inode = || fs::metadata(dir.path().join("run/virt-pin/lock")).unwrap().ino();
+        let before = inode();
+        StateLock::acquire(&root, SHORT).unwrap().replace(&Leases::default()).unwrap();
+        assert_eq!(inode(), before);
+        assert_eq!(fs::metadata(dir.path().join("run/virt-pin")).unwrap().mode() & 0o777, 0o700);
+        assert_eq!(fs::metadata(dir.path().join("run/virt-pin/leases.json")).unwrap().mode() & 0o777, 0o600);
+    }
+
+    #[test]
+    fn what_is_not_safely_ours_is_refused_and_left_alone() {
+        let refused = |prepare: &dyn Fn(&Path), expected: &str| {
+            let dir = tempfile::tempdir().unwrap();
+            fs::create_dir_all(dir.path().join("run")).unwrap();
+            prepare(&dir.path().join("run/virt-pin"));
+            let root = Root::directory(dir.path());
+            let result = StateLock::acquire(&root, SHORT).and_then(|lock| lock.load().map(|_| ()));
+            let error = result.unwrap_err();
+            assert_eq!(error.code, Code::StateUnsafe);
+            assert!(error.message.contains(expected), "{}", error.message);
+        };
+        let make = |dir: &Path| DirBuilder::new().mode(0o700).create(dir).unwrap();
+        refused(&|dir| drop(File::create(dir).unwrap()), "run/virt-pin is not a directory");
+        refused(&|dir| symlink("/tmp", dir).unwrap(), "is not a directory");
+        refused(
+            &|dir| {
+                make(dir);
+                fs::set_permissions(dir, fs::Permissions::from_mode(0o777)).unwrap();
+            },
+            "mode 0777: others may write to it",
+        );
+        refused(
+            &|dir| {
+                make(dir);
+                symlink("/nowhere", dir.join("lock")).unwrap();
+            },
+            "cannot open",
+        );
+        refused(
+            &|dir| {
+                make(dir);
+                fs::create_dir(dir.join("lock")).unwrap();
+            },
+            "cannot open",
+        );
+        refused(
+            &|dir| {
+                make(dir);
+                symlink("/etc/passwd", dir.join("leases.json")).unwrap();
+            },
+            "cannot open",
+        );
+        refused(
+            &|dir| {
+                make(dir);
+                fs::create_dir(dir.join("leases.json")).unwrap();
+            },
+            "is not a regular file",
+        );
+    }
+}
