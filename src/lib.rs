@@ -4,6 +4,7 @@
 //! which CPUs: pure), [`xml`] (domain text to request, plan to edits: pure), [`config`], [`lock`] (the leases and the only
 //! way to change them), [`hook`] (one libvirt event in, one outcome out), [`cli`].
 
+pub mod config;
 pub mod cpuset;
 pub mod error;
 

@@ -1,0 +1,224 @@
+//! One configuration file: what it may say, each value with the line it stands on.
+
+use std::ops::Range;
+
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use crate::alloc::policy::Policy;
+use crate::cpuset::CpuSet;
+use crate::error::{Code, Error, Result, printable};
+use crate::uuid::DomainUuid;
+
+/// The contents of one file; `None` = not said.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Fragment {
+    /// `pinnable_cpus`: the CPUs that may be handed out, in the kernel's list syntax.
+    pub pinnable: Option<CpuSet>,
+    /// `command`: the absolute path of the `virt-pin` command, run after a start to bring libvirt's live XML in line.
+    pub command: Option<String>,
+    /// `[[domain]]`: policies for domains that bring none.
+    pub domains: Vec<DomainSection>,
+}
+
+/// One `[[domain]]` section.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DomainSection {
+    /// Which domains.
+    pub selects: Selector,
+    /// The policy's attributes as (name, value), valid ones.
+    pub attributes: Vec<(String, String)>,
+    /// `FILE:LINE`, for messages.
+    pub place: String,
+}
+
+/// Which domains a section is for.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Selector {
+    /// `uuid = "..."`
+    Uuid(DomainUuid),
+    /// `match = "db-*"`: a shell pattern on the whole name.
+    Name(glob::Pattern),
+}
+
+impl Fragment {
+    /// Reads one file. `path` is only used in messages.
+    ///
+    /// # Errors
+    /// [`Code::ConfigInvalid`] with `FILE:LINE` and the key.
+    pub fn parse(path: &str, text: &str) -> Result<Fragment> {
+        let at = |span: &Range<usize>| format!("{path}:{}", line(text, span.start));
+        let table = DeTable::parse(text).map_err(|error| {
+            let place = error.span().map_or_else(|| path.to_owned(), |span| at(&span));
+            invalid(&place, &format!("not TOML: {}", error.message().replace('\n', ", ")))
+        })?;
+        let mut fragment = Fragment::default();
+        for (key, value) in table.get_ref() {
+            let (name, place) = (key.get_ref().as_ref(), at(&key.span()));
+            match name {
+                "pinnable_cpus" => {
+                    let list = string(name, value, &place)?;
+                    let cpus = CpuSet::parse_kernel_list(list);
+                    fragment.pinnable =
+                        Some(cpus.map_err(|error| invalid(&place, &format!("pinnable_cpus = \"{list}\": {error}")))?);
+                }
+                "command" => {
+                    let command = string(name, value, &place)?;
+                    if !command.starts_with('/') {
+                        return Err(invalid(&place, &format!("command = \"{command}\": must be an absolute path")));
+                    }
+                    fragment.command = Some(command.to_owned());
+                }
+                "domain" => {
+                    let DeValue::Array(sections) = value.get_ref() else {
+                        return Err(invalid(&place, "domain: write each one as a section [[domain]]"));
+                    };
+                    for section in sections.iter() {
+                        fragment.domains.push(domain(section, &at)?);
+                    }
+                }
+                _ => {
+                    let known = "pinnable_cpus, command and [[domain]]";
+                    return Err(invalid(&place, &format!("{name}: unknown key; known are {known}")));
+                }
+            }
+        }
+        Ok(fragment)
+    }
+}
+
+fn domain(section: &Spanned<DeValue<'_>>, at: &dyn Fn(&Range<usize>) -> String) -> Result<DomainSection> {
+    let place = at(&section.span());
+    let DeValue::Table(table) = section.get_ref() else {
+        return Err(invalid(&place, "domain: write each one as a section [[domain]]"));
+    };
+    let mut selects = None;
+    let mut attributes = Vec::new();
+    let mut first = place.clone();
+    for (key, value) in table {
+        let (name, place) = (key.get_ref().as_ref(), at(&key.span()));
+        let selector = match name {
+            "uuid" => {
+                let text = string(name, value, &place)?;
+                let uuid = DomainUuid::parse(text);
+                Selector::Uuid(uuid.ok_or_else(|| invalid(&place, &format!("uuid = \"{text}\": not a UUID")))?)
+            }
+            "match" => {
+                let text = string(name, value, &place)?;
+                let pattern = glob::Pattern::new(text);
+                Selector::Name(pattern.map_err(|error| invalid(&place, &format!("match = \"{text}\": {error}")))?)
+            }
+            _ => {
+                // In TOML the attributes may be written with underscores, like our other keys.
+                let attribute = (name.replace('_', "-"), scalar(name, value, &place)?);
+                let pair = [(attribute.0.as_str(), attribute.1.as_str())];
+                if let Err(error) = Policy::from_attributes(pair) {
+                    let hint = error.hint.unwrap_or_default();
+                    return Err(invalid(&place, &format!("{name}: {}", error.message)).with_hint(hint));
+                }
+                first = place;
+                attributes.push(attribute);
+                continue;
+            }
+        };
+        if selects.replace(selector).is_some() {
+            return Err(invalid(&place, "domain: give either match or uuid, not both"));
+        }
+    }
+    let selects = selects.ok_or_else(|| invalid(&place, "domain: needs match = \"PATTERN\" or uuid = \"UUID\""))?;
+    // Together the attributes may contradict each other. What a later version does is refused when a domain asks for it.
+    match Policy::from_attributes(attributes.iter().map(|(name, value)| (name.as_str(), value.as_str()))) {
+        Err(error) if error.code != Code::PolicyUnsupported => return Err(invalid(&first, &error.message)),
+        _ => {}
+    }
+    Ok(DomainSection { selects, attributes, place })
+}
+
+fn string<'v>(key: &str, value: &'v Spanned<DeValue<'_>>, place: &str) -> Result<&'v str> {
+    match value.get_ref() {
+        DeValue::String(text) => Ok(text),
+        other => Err(invalid(place, &format!("{key}: must be a string, not {}", kind(other)))),
+    }
+}
+
+/// A string, or a number as it is written: `threads-per-core = 1`.
+fn scalar(key: &str, value: &Spanned<DeValue<'_>>, place: &str) -> Result<String> {
+    match value.get_ref() {
+        DeValue::String(text) => Ok(text.clone().into_owned()),
+        DeValue::Integer(number) => Ok(number.to_string()),
+        other => Err(invalid(place, &format!("{key}: must be a string, not {}", kind(other)))),
+    }
+}
+
+fn kind(value: &DeValue<'_>) -> &'static str {
+    match value {
+        DeValue::String(_) => "a string",
+        DeValue::Integer(_) | DeValue::Float(_) => "a number",
+        DeValue::Boolean(_) => "true or false",
+        DeValue::Datetime(_) => "a date",
+        DeValue::Array(_) => "a list",
+        DeValue::Table(_) => "a table",
+    }
+}
+
+fn line(text: &str, offset: usize) -> usize {
+    text.bytes().take(offset).filter(|&byte| byte == b'\n').count() + 1
+}
+
+fn invalid(place: &str, what: &str) -> Error {
+    Error::new(Code::ConfigInvalid, format!("{place}: {}", printable(what)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_whole_file() {
+        let text = "# comment\npinnable_cpus = \"2-15, 18\"\ncommand = \"/opt/virt-pin\"\n\n[[domain]]\nmatch = \"db-*\"\n\
+                    policy = \"dedicated\"\nthreads-per-core = 1\n[[domain]]\nuuid = \"0123abcd-89ab-cdef-0123-456789abcdef\"\n\
+                    policy = \"dedicated\"\ncore_class = \"performance\"\n";
+        let fragment = Fragment::parse("a.toml", text).unwrap();
+        assert_eq!(fragment.pinnable.unwrap().to_string(), "2-15,18");
+        assert_eq!(fragment.command.as_deref(), Some("/opt/virt-pin"));
+        let [db, by_uuid] = &fragment.domains[..] else { panic!("{:?}", fragment.domains) };
+        assert_eq!(db.selects, Selector::Name(glob::Pattern::new("db-*").unwrap()));
+        let expected = [("policy", "dedicated"), ("threads-per-core", "1")];
+        assert_eq!(db.attributes, expected.map(|(name, value)| (name.to_owned(), value.to_owned())));
+        assert_eq!(db.place, "a.toml:5");
+        assert!(by_uuid.attributes.contains(&("core-class".to_owned(), "performance".to_owned())));
+        assert_eq!(Fragment::parse("a.toml", "").unwrap(), Fragment::default());
+        assert_eq!(Fragment::parse("a.toml", "pinnable_cpus = \"\"").unwrap().pinnable, Some(CpuSet::new()));
+    }
+
+    #[test]
+    fn errors_name_file_line_and_key() {
+        for (text, expected) in [
+            ("\npinnable_cpus = \"3-1\"", "x:2: pinnable_cpus = \"3-1\": range runs backwards, 3-1 at position 3"),
+            ("pinnable_cpus = 3", "x:1: pinnable_cpus: must be a string, not a number"),
+            ("pinnable_cpus = \"0\u{1}\"", "x:1: not TOML: "),
+            ("a = 1\npinnable_cpu = \"1\"", "x:1: a: unknown key; known are pinnable_cpus, command and [[domain]]"),
+            ("pinnable_cpus = \"1\"\npinnable_cpus = \"2\"", "x:2: not TOML: duplicate key"),
+            ("pinnable_cpus = ", "x:1: not TOML: "),
+            ("command = \"virt-pin\"", "x:1: command = \"virt-pin\": must be an absolute path"),
+            ("[domain]\nmatch = \"a\"", "x:1: domain: write each one as a section [[domain]]"),
+            ("[[domain]]\npolicy = \"dedicated\"", "x:1: domain: needs match = \"PATTERN\" or uuid = \"UUID\""),
+            ("[[domain]]\nmatch = \"[\"", "x:2: match = \"[\": "),
+            ("[[domain]]\nuuid = \"1\"", "x:2: uuid = \"1\": not a UUID"),
+            (
+                "[[domain]]\nmatch = \"a\"\nuuid = \"0123abcd89abcdef0123456789abcdef\"",
+                "x:3: domain: give either match or uuid",
+            ),
+            ("[[domain]]\nmatch = \"a\"\n\npolcy = \"dedicated\"", "x:4: polcy: unknown policy attribute \"polcy\""),
+            ("[[domain]]\nmatch = \"a\"\npolicy = true", "x:3: policy: must be a string, not true or false"),
+            (
+                "[[domain]]\nmatch = \"a\"\npolicy = \"Dedicated\"",
+                "x:3: policy: policy policy=\"Dedicated\" is not a value",
+            ),
+        ] {
+            let error = Fragment::parse("x", text).unwrap_err();
+            assert_eq!(error.code, Code::ConfigInvalid);
+            assert!(error.message.starts_with(expected), "{text:?} gave {:?}", error.message);
+        }
+    }
+}

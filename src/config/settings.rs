@@ -1,0 +1,115 @@
+//! All files together: the only form of the configuration that the rest of the code sees.
+
+use super::fragment::{DomainSection, Fragment, Selector};
+use crate::cpuset::CpuSet;
+use crate::error::{Code, Error, Result};
+use crate::host::root::Root;
+use crate::uuid::DomainUuid;
+
+/// The main file.
+pub const MAIN_FILE: &str = "/etc/virt-pin/virt-pin.toml";
+/// Drop-ins, read after the main file in byte order of their names.
+pub const DROP_IN_DIR: &str = "/etc/virt-pin/virt-pin.toml.d";
+/// Where the command is installed by the packages.
+const DEFAULT_COMMAND: &str = "/usr/bin/virt-pin";
+
+/// The validated configuration.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Settings {
+    /// CPUs that may be handed out; may name absent or offline ones. Default: none.
+    pub pinnable: CpuSet,
+    /// The absolute path of the `virt-pin` command.
+    pub command: String,
+    /// The files that were read, in order.
+    pub files: Vec<String>,
+    domains: Vec<DomainSection>,
+}
+
+impl Settings {
+    /// Reads the main file and the drop-ins under `root`.
+    ///
+    /// # Errors
+    /// [`Code::ConfigInvalid`]: a file cannot be read or understood.
+    pub fn read(root: &Root) -> Result<Settings> {
+        let drop_ins = root.list(DROP_IN_DIR).map_err(unreadable)?;
+        let drop_ins = drop_ins.iter().filter(|name| name.ends_with(".toml") && !name.starts_with('.'));
+        let paths = std::iter::once(MAIN_FILE.to_owned()).chain(drop_ins.map(|name| format!("{DROP_IN_DIR}/{name}")));
+        let mut files = Vec::new();
+        for path in paths {
+            if let Some(text) = root.read_if_exists(&path).map_err(unreadable)? {
+                files.push((path, text));
+            }
+        }
+        Settings::merge(files.iter().map(|(path, text)| (path.as_str(), text.as_str())))
+    }
+
+    /// The settings of these (path, text) files: for a key said twice the last file counts; sections add up.
+    ///
+    /// # Errors
+    /// As [`Fragment::parse`].
+    pub fn merge<'a>(files: impl IntoIterator<Item = (&'a str, &'a str)>) -> Result<Settings> {
+        let (pinnable, command) = (CpuSet::new(), DEFAULT_COMMAND.to_owned());
+        let mut settings = Settings { pinnable, command, files: Vec::new(), domains: Vec::new() };
+        for (path, text) in files {
+            let fragment = Fragment::parse(path, text)?;
+            settings.pinnable = fragment.pinnable.unwrap_or(settings.pinnable);
+            settings.command = fragment.command.unwrap_or(settings.command);
+            settings.domains.extend(fragment.domains);
+            settings.files.push(path.to_owned());
+        }
+        Ok(settings)
+    }
+
+    /// The section for a domain that brings no policy of its own: one with its UUID before one with a pattern; among
+    /// equals the last one written.
+    pub fn section_for(&self, uuid: Option<DomainUuid>, name: &str) -> Option<&DomainSection> {
+        let last =
+            |matches: &dyn Fn(&Selector) -> bool| self.domains.iter().rev().find(|domain| matches(&domain.selects));
+        last(&|selects| matches!(selects, Selector::Uuid(of) if Some(*of) == uuid))
+            .or_else(|| last(&|selects| matches!(selects, Selector::Name(pattern) if pattern.matches(name))))
+    }
+}
+
+fn unreadable(error: Error) -> Error {
+    Error::new(Code::ConfigInvalid, &error.message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_said_means_no_cpu() {
+        let settings = Settings::read(&Root::described(Default::default())).unwrap();
+        assert_eq!((settings.pinnable.len(), settings.command.as_str()), (0, "/usr/bin/virt-pin"));
+    }
+
+    #[test]
+    fn the_last_file_counts_and_sections_add_up() {
+        let uuid = "0123abcd-89ab-cdef-0123-456789abcdef";
+        let main = format!(
+            "pinnable_cpus = \"1-3\"\n[[domain]]\nuuid = \"{uuid}\"\npolicy = \"shared\"\n\
+             [[domain]]\nmatch = \"db-*\"\npolicy = \"dedicated\""
+        );
+        let late = "pinnable_cpus = \"4-7\"\n[[domain]]\nmatch = \"*\"\npolicy = \"shared\"";
+        let files = [
+            (MAIN_FILE.to_owned(), main),
+            (format!("{DROP_IN_DIR}/50-a.toml"), late.to_owned()),
+            (format!("{DROP_IN_DIR}/90-b.toml~"), "rubbish".to_owned()),
+        ];
+        let settings = Settings::read(&Root::described(files.into())).unwrap();
+        assert_eq!(settings.pinnable.to_string(), "4-7");
+        let place = |uuid, name: &str| settings.section_for(uuid, name).map(|section| section.place.as_str());
+        assert_eq!(place(DomainUuid::parse(uuid), "db-1"), Some("/etc/virt-pin/virt-pin.toml:2"));
+        assert_eq!(place(None, "db-1"), Some("/etc/virt-pin/virt-pin.toml.d/50-a.toml:2"));
+        let alone = Settings::merge([("m", "[[domain]]\nmatch = \"db-*\"\npolicy = \"dedicated\"")]).unwrap();
+        assert!(alone.section_for(None, "db-\u{e9} 1/2").is_some() && alone.section_for(None, "xdb-1").is_none());
+    }
+
+    #[test]
+    fn a_broken_drop_in_is_an_error() {
+        let files = [(MAIN_FILE.to_owned(), String::new()), (format!("{DROP_IN_DIR}/1.toml"), "x".to_owned())];
+        let error = Settings::read(&Root::described(files.into())).unwrap_err();
+        assert!(error.message.starts_with("/etc/virt-pin/virt-pin.toml.d/1.toml:1: not TOML"), "{}", error.message);
+    }
+}
