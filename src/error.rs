@@ -53,6 +53,8 @@ pub enum Code {
     StateNewer,
     /// The state directory or a file in it is not safely ours.
     StateUnsafe,
+    /// A former QEMU of the same domain is still alive and holds its lease.
+    StateConflict,
     /// The configuration is wrong: file, line and key are in the message.
     ConfigInvalid,
     /// The VM's cgroup could not be confined to its lease.
@@ -212,6 +214,14 @@ const TABLE: &[Row] = &[
         retry: false,
         meaning: "the state directory or a file in it is missing, unwritable, or not safely ours",
         advice: "the directory must belong to root with mode 0700, its files be regular ones with mode 0600",
+    },
+    Row {
+        code: Code::StateConflict,
+        name: "state.conflict",
+        exit: 34,
+        retry: true,
+        meaning: "a former QEMU of the same domain is still alive and holds its lease",
+        advice: "see what became of the process named in the message; its lease ends with it",
     },
     Row {
         code: Code::TopologyUnreadable,

@@ -6,6 +6,7 @@
 
 pub mod config;
 pub mod cpuset;
+pub mod enforce;
 pub mod error;
 
 pub mod alloc;

@@ -1,0 +1,209 @@
+//! Puts the threads of a running QEMU where its plan says, and looks whether they are there.
+//!
+//! A thread's CPUs are its affinity within its cgroup's cpuset, so both are set, the cgroup first (an affinity outside it
+//! is refused). Then the kernel is asked where the thread may run; its answer, not our writing, decides.
+
+use nix::sched::sched_setaffinity;
+use nix::unistd::Pid;
+
+use crate::alloc::plan::Plan;
+use crate::cpuset::CpuSet;
+use crate::error::{Code, Error, Result, printable};
+use crate::host::cgroup;
+use crate::host::process::{self, Thread};
+use crate::host::qemu::Status;
+use crate::host::root::Root;
+
+/// What a thread of QEMU is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Runs this vCPU.
+    Vcpu(u16),
+    /// An I/O thread of the domain.
+    IoThread,
+    /// Everything else.
+    Emulator,
+}
+
+/// A thread that is not where it should be.
+#[derive(Clone, Debug)]
+pub struct Misplaced {
+    /// The thread.
+    pub thread: Thread,
+    /// What it is.
+    pub role: Role,
+    /// Where it should be.
+    pub wanted: CpuSet,
+}
+
+/// Binds every thread of the domain and reads back where each is.
+///
+/// # Errors
+/// [`Code::ThreadMisplaced`] naming the first thread that is elsewhere, or the vCPU whose thread is not known;
+/// [`Code::HostIo`] when threads cannot be read.
+pub fn bind(root: &Root, status: &Status, plan: &Plan) -> Result<()> {
+    let mut failures = Vec::new();
+    for found in misplaced(root, status, plan)? {
+        if let Err(error) = move_thread(root, status.pid, &found) {
+            failures.push(error);
+        }
+    }
+    let Some(found) = misplaced(root, status, plan)?.into_iter().next() else { return Ok(()) };
+    let what = match found.role {
+        Role::Vcpu(number) => format!("the thread of vCPU {number}"),
+        Role::IoThread => "an I/O thread".to_owned(),
+        Role::Emulator => "an emulator thread".to_owned(),
+    };
+    let mut error = Error::new(
+        Code::ThreadMisplaced,
+        format!(
+            "{what} (\"{}\", tid {}) may run on CPUs {}, its lease says {}",
+            printable(&found.thread.name),
+            found.thread.tid,
+            found.thread.allowed,
+            found.wanted
+        ),
+    );
+    if let Some(cause) = failures.into_iter().next() {
+        error = error.because(cause);
+    }
+    Err(error)
+}
+
+/// The threads that are not where the plan says. A vCPU is on its one CPU; others are anywhere within their set.
+///
+/// # Errors
+/// As [`bind`].
+pub fn misplaced(root: &Root, status: &Status, plan: &Plan) -> Result<Vec<Misplaced>> {
+    let threads = process::threads(root, status.pid)?;
+    if threads.is_empty() {
+        return Err(Error::new(
+            Code::ThreadMisplaced,
+            format!("QEMU (pid {}) has no threads: it has ended", status.pid),
+        ));
+    }
+    for (vcpu, tid) in &status.vcpus {
+        if usize::from(*vcpu) >= plan.vcpus.len() {
+            let leased = plan.vcpus.len();
+            return Err(Error::new(
+                Code::ThreadMisplaced,
+                format!("vCPU {vcpu} runs, but the lease has {leased} vCPUs"),
+            ));
+        }
+        if !threads.iter().any(|thread| thread.tid == *tid) {
+            return Err(Error::new(
+                Code::ThreadMisplaced,
+                format!("the thread of vCPU {vcpu} (tid {tid}) does not exist"),
+            ));
+        }
+    }
+    if status.vcpus.is_empty() {
+        return Err(Error::new(Code::ThreadMisplaced, "libvirt knows no vCPU thread of the domain"));
+    }
+    let mut misplaced = Vec::new();
+    for thread in threads {
+        let role = role(&thread, status);
+        let (wanted, right) = match role {
+            Role::Vcpu(number) => {
+                let wanted: CpuSet = plan.vcpus.get(usize::from(number)).copied().into_iter().collect();
+                let right = thread.allowed == wanted;
+                (wanted, right)
+            }
+            Role::IoThread => (plan.iothreads.clone(), thread.allowed.is_subset(&plan.iothreads)),
+            Role::Emulator => (plan.emulator.clone(), thread.allowed.is_subset(&plan.emulator)),
+        };
+        if !right {
+            misplaced.push(Misplaced { thread, role, wanted });
+        }
+    }
+    Ok(misplaced)
+}
+
+/// libvirt starts QEMU with thread names on: `IO iothread1`. Its own monitor thread, `IO mon_iothread`, is no I/O thread
+/// of the domain.
+fn role(thread: &Thread, status: &Status) -> Role {
+    match status.vcpus.iter().find(|(_, tid)| **tid == thread.tid) {
+        Some((number, _)) => Role::Vcpu(*number),
+        None if thread.name.starts_with("IO iothread") => Role::IoThread,
+        None => Role::Emulator,
+    }
+}
+
+fn move_thread(root: &Root, pid: u32, found: &Misplaced) -> Result<()> {
+    if let Some(dir) = cgroup::of_thread(root, pid, found.thread.tid)? {
+        root.write_kernel_file(&format!("{dir}/cpuset.cpus"), &found.wanted.to_string())?;
+    }
+    set_affinity(root, found.thread.tid, &found.wanted)
+}
+
+/// sched_setaffinity(2). Only on the machine itself: under another root the numbers are somebody else's threads.
+fn set_affinity(root: &Root, tid: u32, cpus: &CpuSet) -> Result<()> {
+    if !root.is_this_machine() {
+        return Ok(());
+    }
+    let mut mask = nix::sched::CpuSet::new();
+    for cpu in cpus.iter() {
+        // The library's mask ends at CPU 1023; beyond it the cgroup alone holds the thread, and reading back tells.
+        if mask.set(usize::from(cpu.0)).is_err() {
+            return Ok(());
+        }
+    }
+    let tid = i32::try_from(tid).unwrap_or(i32::MAX);
+    sched_setaffinity(Pid::from_raw(tid), &mask).map_err(|errno| {
+        Error::new(Code::ThreadMisplaced, format!("cannot set the affinity of thread {tid} to CPUs {cpus}"))
+            .because(errno)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpuset::CpuId;
+    use std::collections::BTreeSet;
+
+    fn set(text: &str) -> CpuSet {
+        CpuSet::parse_kernel_list(text).unwrap()
+    }
+
+    fn plan(vcpus: &[u16]) -> Plan {
+        Plan {
+            vcpus: vcpus.iter().copied().map(CpuId).collect(),
+            parked: CpuSet::new(),
+            extra: CpuSet::new(),
+            emulator: set("0-1"),
+            iothreads: set("1"),
+            nodes: BTreeSet::new(),
+            memory_nodes: None,
+            guest: None,
+        }
+    }
+
+    fn machine(threads: &[(u32, &str, &str)]) -> Root {
+        let status = |(tid, name, cpus): &(u32, &str, &str)| {
+            (format!("/proc/7/task/{tid}/status"), format!("Name:\t{name}\nCpus_allowed_list:\t{cpus}\n"))
+        };
+        Root::described(threads.iter().map(status).collect())
+    }
+
+    #[test]
+    fn each_thread_is_held_to_its_own_set() {
+        let status = Status { pid: 7, vcpus: [(0, 8), (1, 9)].into() };
+        let right =
+            [(7, "qemu-system-x86", "0-1"), (8, "CPU 0/TCG", "4"), (9, "CPU 1/TCG", "5"), (10, "IO iothread1", "1")];
+        assert!(bind(&machine(&right), &status, &plan(&[4, 5])).is_ok());
+        for (index, wrong, expected) in [
+            (0, "0-2", "an emulator thread (\"qemu-system-x86\", tid 7) may run on CPUs 0-2, its lease says 0-1"),
+            (1, "4-5", "the thread of vCPU 0 (\"CPU 0/TCG\", tid 8) may run on CPUs 4-5, its lease says 4"),
+            (3, "0", "an I/O thread (\"IO iothread1\", tid 10) may run on CPUs 0, its lease says 1"),
+        ] {
+            let mut threads = right;
+            threads[index].2 = wrong;
+            assert_eq!(bind(&machine(&threads), &status, &plan(&[4, 5])).unwrap_err().message, expected);
+        }
+        assert!(bind(&machine(&right[..2]), &status, &plan(&[4, 5])).unwrap_err().message.contains("does not exist"));
+        assert!(bind(&machine(&[]), &status, &plan(&[4, 5])).unwrap_err().message.contains("has ended"));
+        assert!(bind(&machine(&right), &status, &plan(&[4])).unwrap_err().message.contains("vCPU 1 runs"));
+        let unknown = Status { pid: 7, vcpus: [].into() };
+        assert!(bind(&machine(&right), &unknown, &plan(&[4, 5])).is_err());
+    }
+}

@@ -1,0 +1,150 @@
+//! A domain's own cgroup, made before libvirt needs it.
+//!
+//! Where there is no machined, libvirt keeps a cgroup that already exists, with its cpuset (measured on 9.0, 11.3 and
+//! 12.8). So the tree made here at `prepare` binds every QEMU thread from its birth: `emulator/`, `vcpuN/`, `iothreadN/`
+//! under the domain's directory. What libvirt made, and what has processes, is never removed.
+
+use std::fs;
+use std::io;
+
+use crate::alloc::plan::Plan;
+use crate::cpuset::{CpuId, CpuSet};
+use crate::error::{Code, Error, Result};
+use crate::host::cgroup::parent_path;
+use crate::host::machine_name::machine_name;
+use crate::host::root::Root;
+
+/// How many cgroup levels a domain's tree may have below its own directory; libvirt makes one.
+const MAX_DEPTH: usize = 3;
+
+/// Whose cgroup to make.
+#[derive(Clone, Copy, Debug)]
+pub struct DomainCgroup<'a> {
+    /// libvirt's id of the domain.
+    pub id: u32,
+    /// Its name, hostile.
+    pub name: &'a str,
+    /// `<resource><partition>`; `None` = `/machine`.
+    pub partition: Option<&'a str>,
+    /// Ids of its I/O threads.
+    pub iothreads: &'a [u32],
+}
+
+/// Makes the domain's tree in the v1 hierarchy at `mount`, every thread's cpuset as the plan says. Returns its path (as
+/// on the machine). Remains of a former domain of the same id and name are replaced.
+///
+/// # Errors
+/// [`Code::ConfinementFailed`] with the step that failed; what was made is removed again.
+pub fn make(root: &Root, mount: &str, domain: DomainCgroup<'_>, plan: &Plan) -> Result<String> {
+    let parent = format!("{mount}{}", parent_path(domain.partition)?);
+    let path = format!("{parent}/{}.libvirt-qemu", machine_name(domain.id, domain.name));
+    let failed = |error: Error| {
+        Error::new(Code::ConfinementFailed, format!("cannot confine the domain before its start: {}", error.message))
+            .with_hint("`virt-pin check` shows the cgroup mode in use; the start was refused and nothing is held")
+    };
+    make_tree(root, mount, &parent, &path, domain.iothreads, plan).map_err(|error| {
+        remove(root, &path);
+        failed(error)
+    })?;
+    Ok(path)
+}
+
+fn make_tree(root: &Root, mount: &str, parent: &str, path: &str, iothreads: &[u32], plan: &Plan) -> Result<()> {
+    // The parents are libvirt's; like libvirt, make those that are missing with all that their own parent has.
+    let mut at = mount.to_owned();
+    for component in parent.strip_prefix(mount).unwrap_or_default().split('/').filter(|part| !part.is_empty()) {
+        let next = format!("{at}/{component}");
+        if make_directory(root, &next)? {
+            for file in ["cpuset.cpus", "cpuset.mems"] {
+                let inherited = root.read(&format!("{at}/{file}"))?;
+                root.write_kernel_file(&format!("{next}/{file}"), inherited.trim())?;
+            }
+        }
+        at = next;
+    }
+    remove(root, path);
+    if root.exists(path) {
+        // The kernel keeps a cgroup that has tasks: another daemon's domain of the same id and name.
+        return Err(Error::new(Code::ConfinementFailed, format!("{path} has processes of another domain")));
+    }
+    let mems = match &plan.memory_nodes {
+        Some(nodes) => nodes.iter().map(|node| CpuId(node.0)).collect::<CpuSet>().to_string(),
+        None => root.read(&format!("{parent}/cpuset.mems"))?.trim().to_owned(),
+    };
+    let mut sets: Vec<(String, CpuSet)> = vec![(path.to_owned(), plan.allowed())];
+    sets.push((format!("{path}/emulator"), plan.emulator.clone()));
+    sets.extend(
+        plan.vcpus.iter().enumerate().map(|(vcpu, &cpu)| (format!("{path}/vcpu{vcpu}"), CpuSet::from_iter([cpu]))),
+    );
+    sets.extend(iothreads.iter().map(|id| (format!("{path}/iothread{id}"), plan.iothreads.clone())));
+    for (dir, cpus) in sets {
+        make_directory(root, &dir)?;
+        // v1 wants memory nodes before it takes a task; a child's sets must lie in its parent's, so the parent is first.
+        root.write_kernel_file(&format!("{dir}/cpuset.mems"), &mems)?;
+        root.write_kernel_file(&format!("{dir}/cpuset.cpus"), &cpus.to_string())?;
+    }
+    Ok(())
+}
+
+/// Makes a directory; false if it was there.
+fn make_directory(root: &Root, path: &str) -> Result<bool> {
+    let real = root.resolve(path);
+    match fs::create_dir(&real) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+        Err(error) => Err(Error::io(Code::ConfinementFailed, "create", &real, error)),
+    }
+}
+
+/// Removes a domain's tree, deepest first. What still has tasks stays (the kernel refuses); it is not an error.
+pub fn remove(root: &Root, path: &str) {
+    remove_below(root, path, MAX_DEPTH);
+}
+
+fn remove_below(root: &Root, path: &str, depth: usize) {
+    for name in root.list(path).unwrap_or_default() {
+        let child = format!("{path}/{name}");
+        // A cgroup's directories are cgroups; symbolic links do not exist there and are not followed.
+        let is_dir = fs::symlink_metadata(root.resolve(&child)).is_ok_and(|found| found.is_dir());
+        if is_dir && depth > 0 {
+            remove_below(root, &child, depth - 1);
+        }
+    }
+    let _ = fs::remove_dir(root.resolve(path));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+    use std::path::Path;
+
+    use crate::cpuset::NodeId;
+
+    fn set(text: &str) -> CpuSet {
+        CpuSet::parse_kernel_list(text).unwrap()
+    }
+
+    /// A directory where making a cgroup gives it its files, as the kernel does, cannot be had: they are made here.
+    #[test]
+    fn a_tree_is_undone_when_it_cannot_be_finished() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::directory(dir.path());
+        fs::create_dir_all(dir.path().join("c/machine")).unwrap();
+        let plan = Plan {
+            vcpus: vec![CpuId(1)],
+            parked: CpuSet::new(),
+            extra: CpuSet::new(),
+            emulator: set("0"),
+            iothreads: set("0"),
+            nodes: BTreeSet::new(),
+            memory_nodes: Some(BTreeSet::from([NodeId(0)])),
+            guest: None,
+        };
+        let domain = DomainCgroup { id: 1, name: "a", partition: None, iothreads: &[] };
+        let error = make(&root, "/c", domain, &plan).unwrap_err();
+        assert_eq!(error.code, Code::ConfinementFailed);
+        assert!(error.message.contains("cpuset.mems"), "{}", error.message);
+        assert!(!Path::exists(&dir.path().join("c/machine/qemu-1-a.libvirt-qemu")));
+    }
+}

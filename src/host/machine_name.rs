@@ -1,0 +1,90 @@
+//! What libvirt calls a domain's cgroup: pure text, from libvirt's own rules.
+//!
+//! libvirt 9.0 to 12.8: `virDomainMachineNameAppendValid` (src/hypervisor/domain_driver.c), `virCgroupSetPartitionSuffix`
+//! and `virCgroupPartitionEscape` (src/util/vircgroup.c).
+
+/// The longest machine name, `qemu-<id>-` included.
+const MAX_MACHINE_NAME: usize = 64;
+
+/// `qemu-<id>-<name>`, the name reduced to `[A-Za-z0-9.-]` with no leading, trailing or repeated `.` and `-`.
+pub fn machine_name(domain_id: u32, name: &str) -> String {
+    let mut machine = format!("qemu-{domain_id}-");
+    // The dash just written counts: a dot or dash after it is dropped.
+    let mut skip = true;
+    for c in name.chars() {
+        if machine.len() >= MAX_MACHINE_NAME {
+            break;
+        }
+        match c {
+            '.' | '-' if !skip => skip = true,
+            '.' | '-' => continue,
+            c if c.is_ascii_alphanumeric() => skip = false,
+            _ => continue,
+        }
+        machine.push(c);
+    }
+    machine.truncate(machine.trim_end_matches(['-', '.']).len());
+    machine
+}
+
+/// The path of a `<resource><partition>` below a hierarchy's mount point, where there is no machined: `/machine` stays,
+/// every other component without a dot gets `.partition`, and names that could be mistaken for kernel files are escaped.
+/// `None` for a path that is not absolute or has a `..`.
+pub fn partition_path(partition: &str) -> Option<String> {
+    let mut path = String::new();
+    for (index, component) in partition.strip_prefix('/')?.split('/').filter(|part| !part.is_empty()).enumerate() {
+        if component == ".." || component.contains('\0') {
+            return None;
+        }
+        path.push('/');
+        let fixed = index == 0 && matches!(component, "machine" | "user" | "system");
+        if component.starts_with(['.', '_']) || component.starts_with("cgroup.") {
+            path.push('_');
+        }
+        path.push_str(component);
+        if !fixed && !component.contains('.') {
+            path.push_str(".partition");
+        }
+    }
+    (!path.is_empty()).then_some(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Names seen from libvirt 9.0, 11.3 and 12.8.
+    #[test]
+    fn machine_names() {
+        for (name, expected) in [
+            ("facts.b_1", "qemu-1-facts.b1"),
+            ("facts é-x", "qemu-1-facts-x"),
+            ("facts--a", "qemu-1-facts-a"),
+            (".facts", "qemu-1-facts"),
+            ("FACTS+a", "qemu-1-FACTSa"),
+            ("--help", "qemu-1-help"),
+            ("..", "qemu-1"),
+            ("虚拟机", "qemu-1"),
+            ("a-.b", "qemu-1-a-b"),
+            ("a.", "qemu-1-a"),
+        ] {
+            assert_eq!(machine_name(1, name), expected, "{name}");
+        }
+        assert_eq!(machine_name(12, &"a".repeat(1000)), format!("qemu-12-{}", "a".repeat(56)));
+    }
+
+    #[test]
+    fn partitions() {
+        for (partition, expected) in [
+            ("/machine", Some("/machine")),
+            ("/machine/prod", Some("/machine/prod.partition")),
+            ("/prod/db.slice", Some("/prod.partition/db.slice")),
+            ("/machine/_x", Some("/machine/__x.partition")),
+            ("/", None),
+            ("machine", None),
+            ("/machine/../..", None),
+        ] {
+            assert_eq!(partition_path(partition).as_deref(), expected, "{partition}");
+        }
+    }
+}
