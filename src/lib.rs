@@ -10,3 +10,4 @@ pub mod error;
 pub mod alloc;
 pub mod host;
 pub mod uuid;
+pub mod xml;
