@@ -124,21 +124,36 @@ impl<'t> Domain<'t> {
     }
 }
 
-/// Refuses what the parser would take quadratic time for. Counts a little too much (text that looks like attributes),
-/// never too little.
+/// Refuses what the parser would take quadratic time for.
 fn refuse_floods(text: &str) -> Result<()> {
-    let attributes = |piece: &str| {
-        let after = piece.split('=').skip(1);
-        after.filter(|rest| rest.trim_start().starts_with(['"', '\''])).count()
-    };
     // No tag contains another "<", so each piece holds one tag at the most.
-    if text.split('<').any(|piece| piece.len() > 4 * MAX_ATTRIBUTES && attributes(piece) > MAX_ATTRIBUTES) {
+    if text.split('<').any(|piece| attributes(piece) > MAX_ATTRIBUTES) {
         return Err(invalid(format!("an element has more than {MAX_ATTRIBUTES} attributes")));
     }
     if text.matches("xmlns").count() > MAX_ATTRIBUTES {
         return Err(invalid(format!("the document has more than {MAX_ATTRIBUTES} namespace declarations")));
     }
     Ok(())
+}
+
+/// The quoted values of the start tag whose "<" came before this piece of text.
+fn attributes(piece: &str) -> usize {
+    if piece.starts_with(['!', '?', '/']) {
+        return 0;
+    }
+    let (mut count, mut quote) = (0, None);
+    for byte in piece.bytes() {
+        match (quote, byte) {
+            (None, b'>') => break,
+            (None, b'"' | b'\'') => {
+                count += 1;
+                quote = Some(byte);
+            }
+            (Some(open), _) if open == byte => quote = None,
+            _ => {}
+        }
+    }
+    count
 }
 
 /// The child elements of this name that are in no namespace.
