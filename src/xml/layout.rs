@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use roxmltree::Node;
+use roxmltree::{Attribute, Node};
 
 use super::Domain;
 use super::edit::Edit;
@@ -71,6 +71,8 @@ pub(super) struct Layout<'t> {
     newline: &'static str,
     /// One step of indentation.
     unit: String,
+    /// What attributes are quoted with.
+    quote: char,
 }
 
 impl<'t> Layout<'t> {
@@ -82,7 +84,8 @@ impl<'t> Layout<'t> {
         let unit = inner.and_then(|inner| inner.strip_prefix(outer)).filter(|unit| !unit.is_empty()).unwrap_or("  ");
         let newline = if text.contains("\r\n") { "\r\n" } else { "\n" };
         let lines = text.get(root.range()).is_some_and(|root| root.contains('\n'));
-        Layout { text, lines, newline, unit: unit.to_owned() }
+        let quote = root.attributes().next().map_or('\'', |attribute| quote_of(text, &attribute));
+        Layout { text, lines, newline, unit: unit.to_owned(), quote }
     }
 
     /// What stands before an element on a line of its own, line break included; empty where it shares its line.
@@ -103,7 +106,7 @@ impl<'t> Layout<'t> {
     /// New elements below `parent`, right after the child `after` or else first.
     pub(super) fn insert(&self, parent: Node<'_, '_>, after: Option<Node<'_, '_>>, elements: &[Element]) -> Edit {
         let lead = after.map_or_else(|| self.before_children(parent), |after| self.before(after));
-        let mut text: String = elements.iter().map(|element| element.render(&lead, &self.unit)).collect();
+        let mut text: String = elements.iter().map(|element| element.render(&lead, self)).collect();
         if let Some(after) = after {
             let end = self.after_comments(after.range().end);
             return Edit { range: end..end, text };
@@ -153,11 +156,8 @@ impl<'t> Layout<'t> {
             Some(attribute) => attribute.range().end,
             None => element.range().start + 1 + self.tag_name(element).len(),
         };
-        let any = neighbour.or(element.attributes().next()).map(|attribute| attribute.range().end);
-        let quote = match any.and_then(|end| self.text.get(end - 1..end)) {
-            Some("\"") => '"',
-            _ => '\'',
-        };
+        let model = neighbour.or(element.attributes().next());
+        let quote = model.map_or(self.quote, |attribute| quote_of(self.text, &attribute));
         Edit { range: at..at, text: format!(" {name}={quote}{value}{quote}") }
     }
 
@@ -198,6 +198,11 @@ impl<'t> Layout<'t> {
     }
 }
 
+/// The quotation mark around an attribute's value.
+fn quote_of(text: &str, attribute: &Attribute<'_, '_>) -> char {
+    if text.get(..attribute.range().end).is_some_and(|text| text.ends_with('"')) { '"' } else { '\'' }
+}
+
 /// The blanks between the start of the line and this position; `None` if something else stands there.
 fn indentation(text: &str, at: usize) -> Option<&str> {
     let before = text.get(..at)?;
@@ -231,18 +236,19 @@ impl Element {
         Element { content: Content::Children(children), ..self }
     }
 
-    fn render(&self, lead: &str, unit: &str) -> String {
+    fn render(&self, lead: &str, layout: &Layout<'_>) -> String {
         let escape = |text: &str| quick_xml::escape::escape(text).into_owned();
         let mut tag = format!("{lead}<{}", self.name);
+        let quote = layout.quote;
         for (name, value) in &self.attributes {
-            tag.push_str(&format!(" {name}='{}'", escape(value)));
+            tag.push_str(&format!(" {name}={quote}{}{quote}", escape(value)));
         }
         match &self.content {
             Content::Empty => tag + "/>",
             Content::Text(text) => format!("{tag}>{}</{}>", escape(text), self.name),
             Content::Children(children) => {
-                let inner = if lead.is_empty() { String::new() } else { format!("{lead}{unit}") };
-                let children: String = children.iter().map(|child| child.render(&inner, unit)).collect();
+                let inner = if lead.is_empty() { String::new() } else { format!("{lead}{}", layout.unit) };
+                let children: String = children.iter().map(|child| child.render(&inner, layout)).collect();
                 format!("{tag}>{children}{lead}</{}>", self.name)
             }
         }

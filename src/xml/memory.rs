@@ -11,7 +11,8 @@ const ORDINARY_PAGE_KIB: u64 = 4;
 
 /// The guest's memory; `None` where the document does not say.
 pub(super) fn of(domain: &Domain<'_>) -> Result<Option<GuestMemory>> {
-    let Some(memory) = domain.first(&["memory"]) else {
+    // An empty element says nothing, to libvirt too.
+    let Some(memory) = domain.first(&["memory"]).filter(|memory| !string(*memory).is_empty()) else {
         return Ok(None);
     };
     let bytes = scaled(&string(memory), memory.attribute("unit"), "memory")?;
@@ -84,13 +85,17 @@ mod tests {
         ] {
             assert_eq!(read(text).unwrap().map(|memory| memory.bytes), Some(bytes), "{text}");
         }
-        for text in
-            ["<memory/>", "<memory unit='x'>1</memory>", "<memory unit='Kb i'>1</memory>", "<memory>1 </memory>"]
-        {
+        for text in [
+            "<memory> </memory>",
+            "<memory unit='x'>1</memory>",
+            "<memory unit='Kb i'>1</memory>",
+            "<memory>1 </memory>",
+        ] {
             assert!(read(text).is_err(), "{text}");
         }
         assert!(read("<memory unit='E'>16</memory>").unwrap_err().message.contains("out of range"));
         assert_eq!(read("").unwrap(), None);
+        assert_eq!(read("<memory/>").unwrap(), None);
     }
 
     #[test]

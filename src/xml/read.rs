@@ -36,7 +36,8 @@ pub struct Identity {
 pub fn identity(domain: &Domain<'_>) -> Result<Identity> {
     let name = domain.first(&["name"]).map(string).filter(|name| !name.is_empty());
     let name = name.ok_or_else(|| invalid("the domain has no <name>"))?;
-    let uuid = domain.first(&["uuid"]).map(string).map(|text| {
+    // An empty <uuid> is none: libvirt makes one up.
+    let uuid = domain.first(&["uuid"]).map(string).filter(|text| !text.is_empty()).map(|text| {
         DomainUuid::parse(&text).ok_or_else(|| invalid(format!("<uuid> \"{text}\" of domain \"{name}\" is not a UUID")))
     });
     // libvirt writes no id for a domain that does not run, older tools -1.
