@@ -13,3 +13,4 @@ pub mod alloc;
 pub mod host;
 pub mod lock;
 pub mod uuid;
+pub mod xml;

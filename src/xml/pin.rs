@@ -1,0 +1,208 @@
+//! A plan, written into a domain document: the pins under `<cputune>`, the CPUs of `<vcpu>`, and `<cpu><topology>`.
+//!
+//! These are the elements we own; nothing else is touched. Each pin is changed where it stands, spelled as before if it
+//! already says the right thing, so a second run changes nothing. What is missing goes where libvirt itself would print
+//! it. Pins may be spread over several `<cputune>` (libvirt merges them); of several `<vcpu>`, `<cpu>` or `<topology>`
+//! the first counts and the others are nobody's.
+
+use std::collections::BTreeMap;
+
+use roxmltree::Node;
+
+use super::edit::{Edit, EditList};
+use super::layout::{CPUTUNE, Element, Layout, ROOT, rank};
+use super::{Domain, number_attribute, read, topology};
+use crate::alloc::plan::Plan;
+use crate::cpuset::CpuSet;
+use crate::error::{Code, Error, Result};
+
+/// How much of a plan is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// All of it.
+    Everything,
+    /// Not what the guest sees: on migration and restore libvirt refuses a topology other than the running guest's.
+    PlacementOnly,
+}
+
+/// The edits that make the document say the plan; none if it says it already.
+///
+/// # Errors
+/// [`Code::DomainInvalid`]: a count, id or topology that libvirt would refuse too. [`Code::Internal`]: the plan is not
+/// one for this domain (another number of vCPUs, threads without CPUs).
+pub fn rewrite(domain: &Domain<'_>, plan: &Plan, scope: Scope) -> Result<EditList> {
+    check(domain, plan)?;
+    let mut changes = Changes { layout: Layout::of(domain), edits: Vec::new(), inserts: Vec::new() };
+    vcpu(domain, plan, &mut changes);
+    cputune(domain, plan, &mut changes)?;
+    if let (Scope::Everything, Some(guest)) = (scope, plan.guest) {
+        topology::rewrite(domain, guest, &mut changes)?;
+    }
+    changes.into_edits()
+}
+
+fn check(domain: &Domain<'_>, plan: &Plan) -> Result<()> {
+    let fault = |message: String| Err(Error::new(Code::Internal, message));
+    let (planned, count) = (plan.vcpus.len(), usize::from(read::vcpu_count(domain)?));
+    if planned != count {
+        return fault(format!("the plan has {planned} vCPUs, the domain {count}"));
+    }
+    let vcpus = plan.vcpu_cpus();
+    if !plan.vcpus.iter().all(|cpu| vcpus.contains(*cpu)) {
+        return fault("the plan names a CPU beyond the largest number".to_owned());
+    }
+    if plan.emulator.is_empty() || plan.iothreads.is_empty() {
+        return fault("the plan leaves the emulator or I/O threads without CPUs".to_owned());
+    }
+    if let Some(guest) = plan.guest {
+        let parts = [guest.sockets, guest.dies, guest.cores, guest.threads];
+        let product = parts.iter().try_fold(1usize, |product, part| product.checked_mul(usize::from(*part)));
+        if product != Some(count) {
+            return fault(format!("the plan's guest topology {guest:?} does not make {count} vCPUs"));
+        }
+    }
+    Ok(())
+}
+
+/// `<vcpu cpuset>` is the net for threads without a pin of their own, such as those plugged in later.
+fn vcpu<'d, 't>(domain: &'d Domain<'t>, plan: &Plan, changes: &mut Changes<'d, 't>) {
+    let allowed = plan.allowed();
+    let Some(vcpu) = domain.first(&["vcpu"]) else {
+        let attributes = vec![("placement", "static".to_owned()), ("cpuset", allowed.to_string())];
+        let vcpu = Element::new("vcpu", attributes).with_text("1".to_owned());
+        changes.insert_in_order(domain.root(), ROOT, "vcpu", vcpu);
+        return;
+    };
+    if vcpu.attribute("placement") == Some("auto") {
+        changes.set(vcpu, "placement", "static", None);
+    }
+    changes.set_cpuset(vcpu, &allowed, Some("placement"));
+}
+
+/// Where a child of `<cputune>` belongs: its place in [`CPUTUNE`], then the number of its vCPU or I/O thread.
+type Key = (usize, u32);
+
+fn cputune<'d, 't>(domain: &'d Domain<'t>, plan: &Plan, changes: &mut Changes<'d, 't>) -> Result<()> {
+    let mut missing = wanted(plan, &read::iothread_ids(domain)?);
+    let tunes = domain.all(&["cputune"]);
+    let Some(first) = tunes.first() else {
+        let pins = missing.into_values().map(Pin::element).collect();
+        changes.insert_in_order(
+            domain.root(),
+            ROOT,
+            "cputune",
+            Element::new("cputune", Vec::new()).with_children(pins),
+        );
+        return Ok(());
+    };
+    let mut kept: BTreeMap<Key, Node<'_, '_>> = BTreeMap::new();
+    for child in tunes.iter().flat_map(|tune| tune.children()).filter(Node::is_element) {
+        let Some(rank) = rank(CPUTUNE, child) else {
+            continue;
+        };
+        let number = match child.tag_name().name() {
+            "vcpupin" => Some(number_attribute(child, "vcpu")?),
+            "iothreadpin" => Some(number_attribute(child, "iothread")?),
+            "emulatorpin" => Some(0),
+            _ => None,
+        };
+        if let Some(number) = number {
+            // A second pin of one thread, or a pin of a thread that does not exist, is in nobody's interest.
+            let Some(pin) = missing.remove(&(rank, number)) else {
+                changes.remove(child);
+                continue;
+            };
+            changes.set_cpuset(child, &pin.cpus, pin.thread.map(|(attribute, _)| attribute));
+        }
+        kept.insert((rank, number.unwrap_or(0)), child);
+    }
+    for (key, pin) in missing {
+        let after = kept.range(..=key).next_back().map(|(_, node)| *node);
+        let parent = after.and_then(|after| after.parent()).unwrap_or(*first);
+        changes.insert(parent, after, pin.element());
+    }
+    Ok(())
+}
+
+/// A pin as it should be.
+struct Pin {
+    name: &'static str,
+    /// The attribute that says whose, and its number; the emulator needs none.
+    thread: Option<(&'static str, u32)>,
+    cpus: CpuSet,
+}
+
+impl Pin {
+    fn element(self) -> Element {
+        let thread = self.thread.map(|(attribute, number)| (attribute, number.to_string()));
+        Element::new(self.name, thread.into_iter().chain([("cpuset", self.cpus.to_string())]).collect())
+    }
+}
+
+fn wanted(plan: &Plan, iothreads: &[u32]) -> BTreeMap<Key, Pin> {
+    let place = |name| CPUTUNE.iter().position(|known| *known == name).unwrap_or(CPUTUNE.len());
+    let (vcpupin, emulatorpin, iothreadpin) = (place("vcpupin"), place("emulatorpin"), place("iothreadpin"));
+    let vcpus = (0..).zip(&plan.vcpus).map(|(vcpu, cpu)| {
+        let cpus = [*cpu].into_iter().collect();
+        ((vcpupin, vcpu), Pin { name: "vcpupin", thread: Some(("vcpu", vcpu)), cpus })
+    });
+    let emulator = Pin { name: "emulatorpin", thread: None, cpus: plan.emulator.clone() };
+    let iothreads = iothreads.iter().map(|id| {
+        let cpus = plan.iothreads.clone();
+        ((iothreadpin, *id), Pin { name: "iothreadpin", thread: Some(("iothread", *id)), cpus })
+    });
+    vcpus.chain([((emulatorpin, 0), emulator)]).chain(iothreads).collect()
+}
+
+/// The edits so far. Insertions wait until the end: those at one place become one edit.
+pub(super) struct Changes<'d, 't> {
+    layout: Layout<'t>,
+    edits: Vec<Edit>,
+    inserts: Vec<Insert<'d, 't>>,
+}
+
+struct Insert<'d, 't> {
+    parent: Node<'d, 't>,
+    after: Option<Node<'d, 't>>,
+    elements: Vec<Element>,
+}
+
+impl<'d, 't> Changes<'d, 't> {
+    /// Inserts after the last child that libvirt prints before `name`; after earlier insertions at that place.
+    pub(super) fn insert_in_order(&mut self, parent: Node<'d, 't>, order: &[&str], name: &str, element: Element) {
+        let end = order.iter().position(|known| *known == name).unwrap_or(order.len());
+        let ranked = parent.children().filter(Node::is_element).filter_map(|child| Some((rank(order, child)?, child)));
+        let after = ranked.filter(|(rank, _)| *rank < end).max_by_key(|(rank, _)| *rank);
+        self.insert(parent, after.map(|(_, child)| child), element);
+    }
+
+    fn insert(&mut self, parent: Node<'d, 't>, after: Option<Node<'d, 't>>, element: Element) {
+        match self.inserts.last_mut().filter(|last| last.parent == parent && last.after == after) {
+            Some(last) => last.elements.push(element),
+            None => self.inserts.push(Insert { parent, after, elements: vec![element] }),
+        }
+    }
+
+    pub(super) fn set(&mut self, element: Node<'_, '_>, name: &str, value: &str, after: Option<&str>) {
+        self.edits.push(self.layout.set(element, name, value, after));
+    }
+
+    /// Another spelling of the same set is left alone.
+    fn set_cpuset(&mut self, element: Node<'_, '_>, cpus: &CpuSet, after: Option<&str>) {
+        let old = element.attribute("cpuset").and_then(|text| CpuSet::parse_libvirt_cpuset(text).ok());
+        if old.as_ref() != Some(cpus) {
+            self.set(element, "cpuset", &cpus.to_string(), after);
+        }
+    }
+
+    fn remove(&mut self, element: Node<'_, '_>) {
+        self.edits.push(self.layout.remove(element));
+    }
+
+    fn into_edits(mut self) -> Result<EditList> {
+        for Insert { parent, after, elements } in &self.inserts {
+            self.edits.push(self.layout.insert(*parent, *after, elements));
+        }
+        EditList::new(self.edits)
+    }
+}

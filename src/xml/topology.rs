@@ -1,0 +1,82 @@
+//! `<cpu><topology>`: what the guest is told of its cores.
+
+use roxmltree::Node;
+
+use super::layout::{CPU, Element, ROOT};
+use super::pin::Changes;
+use super::{Domain, children, invalid, number, number_attribute};
+use crate::alloc::plan::GuestTopology;
+use crate::error::Result;
+
+/// The topology of the document, clusters counted into the cores.
+pub(super) fn of(domain: &Domain<'_>) -> Result<Option<GuestTopology>> {
+    let Some(topology) = domain.first(&["cpu", "topology"]) else {
+        return Ok(None);
+    };
+    let Shape { guest, clusters } = shape(topology)?;
+    let cores = guest.cores.checked_mul(clusters).ok_or_else(|| invalid("<topology> has more than 65535 cores"))?;
+    Ok(Some(GuestTopology { cores, ..guest }))
+}
+
+/// Writes the topology; one that is there and says the same stays as it is spelled.
+pub(super) fn rewrite<'d, 't>(
+    domain: &'d Domain<'t>,
+    guest: GuestTopology,
+    changes: &mut Changes<'d, 't>,
+) -> Result<()> {
+    let Some(cpu) = domain.first(&["cpu"]) else {
+        let cpu = Element::new("cpu", Vec::new()).with_children(vec![element(guest)]);
+        changes.insert_in_order(domain.root(), ROOT, "cpu", cpu);
+        return Ok(());
+    };
+    let Some(topology) = children(cpu, "topology").next() else {
+        changes.insert_in_order(cpu, CPU, "topology", element(guest));
+        return Ok(());
+    };
+    let old = shape(topology)?;
+    for (name, after, old, new) in [
+        ("sockets", None, old.guest.sockets, guest.sockets),
+        ("dies", Some("sockets"), old.guest.dies, guest.dies),
+        ("clusters", Some("dies"), old.clusters, 1),
+        ("cores", None, old.guest.cores, guest.cores),
+        ("threads", None, old.guest.threads, guest.threads),
+    ] {
+        if old != new {
+            changes.set(topology, name, &new.to_string(), after);
+        }
+    }
+    Ok(())
+}
+
+struct Shape {
+    /// Without the clusters.
+    guest: GuestTopology,
+    clusters: u16,
+}
+
+/// Only dies and clusters may be absent: libvirt then takes one.
+fn shape(topology: Node<'_, '_>) -> Result<Shape> {
+    let part = |name| match number_attribute(topology, name)? {
+        0 => Err(invalid(format!("<topology {name}=\"0\">: zero is not permitted"))),
+        count => Ok(count),
+    };
+    // libvirt before 10.1 does not look at clusters, so nonsense there is no reason to refuse the domain.
+    let clusters = topology.attribute("clusters").map(|text| number(text).and_then(|count| u16::try_from(count).ok()));
+    Ok(Shape {
+        guest: GuestTopology {
+            sockets: part("sockets")?,
+            dies: if topology.has_attribute("dies") { part("dies")? } else { 1 },
+            cores: part("cores")?,
+            threads: part("threads")?,
+        },
+        clusters: clusters.map_or(1, Option::unwrap_or_default),
+    })
+}
+
+fn element(guest: GuestTopology) -> Element {
+    let GuestTopology { sockets, dies, cores, threads } = guest;
+    let parts = [("sockets", sockets), ("dies", dies), ("cores", cores), ("threads", threads)];
+    // An old libvirt does not know dies; one of them need not be said.
+    let parts = parts.into_iter().filter(|(name, count)| *name != "dies" || *count != 1);
+    Element::new("topology", parts.map(|(name, count)| (name, count.to_string())).collect())
+}

@@ -1,0 +1,143 @@
+//! Golden pairs: `tests/xml/<case>/in.xml` and `plan.txt` give `out.xml` or `refusal.txt`.
+//!
+//! `plan.txt` has one `key value` a line: `vcpus` (a CPU for each), `emulator`, `iothreads` (CPU lists), `guest` (sockets
+//! dies cores threads; without it the topology is left alone), `scope placement-only`, and `schema refuses` or `libvirt
+//! refuses` where the *input* is not to the liking of libvirt's schema or of libvirt: both are asked where they are
+//! installed, and what they accept as input they must accept as output. `UPDATE=1 cargo test --test xml` writes the
+//! outcomes anew; read the difference before committing it.
+#![allow(
+    clippy::tests_outside_test_module,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::print_stderr,
+    reason = "integration tests"
+)]
+
+mod oracle;
+
+use std::fs;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use virt_pin::alloc::plan::{GuestTopology, Plan};
+use virt_pin::cpuset::{CpuId, CpuSet};
+use virt_pin::error::Result;
+use virt_pin::xml::pin::Scope;
+use virt_pin::xml::text_of;
+
+struct Case {
+    plan: Plan,
+    scope: Scope,
+    schema_refuses: bool,
+    libvirt_refuses: bool,
+}
+
+fn parse_case(text: &str) -> Case {
+    let mut case = Case {
+        plan: Plan {
+            vcpus: vec![],
+            parked: CpuSet::new(),
+            extra: CpuSet::new(),
+            emulator: CpuSet::new(),
+            iothreads: CpuSet::new(),
+            nodes: [].into(),
+            memory_nodes: None,
+            guest: None,
+        },
+        scope: Scope::Everything,
+        schema_refuses: false,
+        libvirt_refuses: false,
+    };
+    for line in text.lines() {
+        let (key, value) = line.split_once(' ').unwrap();
+        let numbers = || value.split(' ').map(|number| number.parse::<u16>().unwrap());
+        match (key, value) {
+            ("vcpus", _) => case.plan.vcpus = numbers().map(CpuId).collect(),
+            ("emulator", _) => case.plan.emulator = CpuSet::parse_kernel_list(value).unwrap(),
+            ("iothreads", _) => case.plan.iothreads = CpuSet::parse_kernel_list(value).unwrap(),
+            ("guest", _) => {
+                let [sockets, dies, cores, threads] = numbers().collect::<Vec<_>>().try_into().unwrap();
+                case.plan.guest = Some(GuestTopology { sockets, dies, cores, threads });
+            }
+            ("scope", "placement-only") => case.scope = Scope::PlacementOnly,
+            ("schema", "refuses") => case.schema_refuses = true,
+            ("libvirt", "refuses") => case.libvirt_refuses = true,
+            _ => panic!("plan.txt: {line}"),
+        }
+    }
+    case
+}
+
+fn rewritten(input: Vec<u8>, case: &Case) -> Result<String> {
+    oracle::rewritten(&text_of(input)?, &case.plan, case.scope)
+}
+
+fn cases() -> Vec<PathBuf> {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/xml");
+    let entries = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
+    let mut cases: Vec<PathBuf> = entries.filter(|path| path.is_dir()).collect();
+    cases.sort();
+    cases
+}
+
+/// Compares a file with what it should hold, or writes it; `None` = it should not be there.
+fn expect(path: &Path, content: Option<&str>) {
+    if std::env::var_os("UPDATE").is_some() {
+        match content {
+            Some(content) => fs::File::create(path).unwrap().write_all(content.as_bytes()).unwrap(),
+            None => drop(fs::remove_file(path)),
+        }
+    }
+    let expected = fs::read(path).ok().map(|bytes| String::from_utf8(bytes).unwrap());
+    assert!(expected.as_deref() == content, "{}: expected {expected:?}, got {content:?}", path.display());
+}
+
+#[test]
+fn every_case_comes_out_as_written() {
+    let cases = cases();
+    assert!(cases.len() >= 35, "only {} cases", cases.len());
+    for path in cases {
+        let case = parse_case(&fs::read_to_string(path.join("plan.txt")).unwrap());
+        let input = fs::read(path.join("in.xml")).unwrap();
+        let (out, refusal) = match rewritten(input, &case) {
+            Ok(out) => (Some(out), None),
+            Err(error) => (None, Some(error.render())),
+        };
+        expect(&path.join("out.xml"), out.as_deref());
+        expect(&path.join("refusal.txt"), refusal.as_deref());
+    }
+}
+
+#[test]
+fn libvirt_and_its_schema_accept_what_they_accepted_before() {
+    let mut skipped = [0, 0];
+    let mut complaints = Vec::new();
+    for path in cases() {
+        let case = parse_case(&fs::read_to_string(path.join("plan.txt")).unwrap());
+        let input = fs::read(path.join("in.xml")).unwrap();
+        let output = fs::read(path.join("out.xml")).ok();
+        let oracles: [(&str, fn(&[u8]) -> Option<bool>, bool); 2] = [
+            ("libvirt's schema", oracle::schema_accepts, case.schema_refuses),
+            ("libvirt", oracle::libvirt_accepts, case.libvirt_refuses),
+        ];
+        for (index, (name, accepts, refuses)) in oracles.into_iter().enumerate() {
+            let Some(accepted) = accepts(&input) else {
+                skipped[index] += 1;
+                continue;
+            };
+            let name = format!("{name} about {}", path.file_name().unwrap().to_string_lossy());
+            if accepted == refuses {
+                complaints.push(format!("{name}: plan.txt says otherwise of in.xml, which it accepts: {accepted}"));
+            }
+            if accepted && output.as_ref().is_some_and(|output| accepts(output) != Some(true)) {
+                complaints.push(format!("{name}: out.xml is refused, in.xml is not"));
+            }
+        }
+    }
+    if skipped != [0, 0] {
+        eprintln!("skipped: {} cases without libvirt's schema, {} without virsh", skipped[0], skipped[1]);
+    }
+    assert!(complaints.is_empty(), "{complaints:#?}");
+}
