@@ -8,5 +8,6 @@ pub mod cpuset;
 pub mod error;
 
 pub mod alloc;
+pub mod cli;
 pub mod host;
 pub mod uuid;

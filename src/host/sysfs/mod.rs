@@ -2,7 +2,7 @@
 //!
 //! Which CPUs share a core, a cache, a package, a node is taken from the kernel's lists of CPUs and from nothing else:
 //! its *numbers* repeat (`core_id` between packages, `die_id` between packages) or are made up by firmware. A list is
-//! believed only when the CPUs in it agree ([`relation`]). What is missing, unreadable or contradictory becomes `None` and
+//! believed only when the CPUs in it agree (`relation.rs`). What is missing, unreadable or contradictory becomes `None` and
 //! one sentence in [`Topology::losses`]; only when the CPUs online cannot be told is there no topology at all.
 //!
 //! The hook runs this at every start of a VM, so it opens few files: the core's list once per CPU, the package's, the
