@@ -10,6 +10,7 @@ pub mod enforce;
 pub mod error;
 
 pub mod alloc;
+pub mod cli;
 pub mod host;
 pub mod lock;
 pub mod uuid;

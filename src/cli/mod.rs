@@ -1,0 +1,1 @@
+//! What people and scripts see: one file per subcommand, each with the pure functions that render its answer.
