@@ -104,7 +104,7 @@ fn what_was_accepted_before_is_accepted_after() {
                     let Ok(output) = rewritten(input.clone()) else {
                         continue;
                     };
-                    let oracles: [fn(&[u8]) -> Option<bool>; 2] = [oracle::schema_accepts, oracle::libvirt_accepts];
+                    let oracles: [oracle::Oracle; 2] = [oracle::schema_accepts, oracle::libvirt_accepts];
                     for (index, accepts) in oracles.into_iter().enumerate() {
                         if accepts(&input) == Some(true) {
                             counts.lock().unwrap()[index] += 1;

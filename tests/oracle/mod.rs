@@ -94,6 +94,9 @@ fn foreign(node: Node<'_, '_>) -> Option<String> {
     (!(may_be_new && bare)).then_some(line)
 }
 
+/// Somebody who accepts a document, refuses it, or is not there to ask.
+pub(crate) type Oracle = fn(&[u8]) -> Option<bool>;
+
 /// Whether libvirt's schema accepts a document; `None` where the schema or xmllint is not installed.
 pub(crate) fn schema_accepts(document: &[u8]) -> Option<bool> {
     if !Path::new(SCHEMA).exists() {
@@ -124,7 +127,7 @@ pub(crate) fn libvirt_accepts(document: &[u8]) -> Option<bool> {
 /// The document with the root's `type` set to the only one the test driver knows.
 fn for_test_driver(document: &[u8]) -> Vec<u8> {
     let change = || {
-        let text = str::from_utf8(document).ok()?;
+        let text = std::str::from_utf8(document).ok()?;
         let tree = roxmltree::Document::parse(text).ok()?;
         let range = tree.root_element().attribute_node("type")?.range_value();
         Some(format!("{}test{}", &text[..range.start], &text[range.end..]).into_bytes())
