@@ -11,6 +11,7 @@
     reason = "integration tests"
 )]
 
+mod invariants;
 mod oracle;
 
 use std::fs;
@@ -58,8 +59,8 @@ fn rewritten(bytes: Vec<u8>) -> Result<String> {
     read::policy_attributes(&domain)?;
     let request = read::request(&domain, Policy::default())?;
     let plan = plan_for(request.vcpus);
-    oracle::rewritten(&text, &plan, Scope::PlacementOnly)?;
-    oracle::rewritten(&text, &plan, Scope::Everything)
+    invariants::rewritten(&text, &plan, Scope::PlacementOnly)?;
+    invariants::rewritten(&text, &plan, Scope::Everything)
 }
 
 #[test]

@@ -15,6 +15,7 @@
     reason = "integration tests"
 )]
 
+mod invariants;
 mod oracle;
 
 use std::fs;
@@ -71,7 +72,7 @@ fn parse_case(text: &str) -> Case {
 }
 
 fn rewritten(input: Vec<u8>, case: &Case) -> Result<String> {
-    oracle::rewritten(&text_of(input)?, &case.plan, case.scope)
+    invariants::rewritten(&text_of(input)?, &case.plan, case.scope)
 }
 
 fn cases() -> Vec<PathBuf> {
