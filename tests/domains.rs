@@ -11,6 +11,7 @@
     reason = "integration tests"
 )]
 
+mod invariants;
 mod oracle;
 
 use std::fs;
@@ -58,8 +59,8 @@ fn rewritten(bytes: Vec<u8>) -> Result<String> {
     read::policy_attributes(&domain)?;
     let request = read::request(&domain, Policy::default())?;
     let plan = plan_for(request.vcpus);
-    oracle::rewritten(&text, &plan, Scope::PlacementOnly)?;
-    oracle::rewritten(&text, &plan, Scope::Everything)
+    invariants::rewritten(&text, &plan, Scope::PlacementOnly)?;
+    invariants::rewritten(&text, &plan, Scope::Everything)
 }
 
 #[test]
@@ -104,7 +105,7 @@ fn what_was_accepted_before_is_accepted_after() {
                     let Ok(output) = rewritten(input.clone()) else {
                         continue;
                     };
-                    let oracles: [fn(&[u8]) -> Option<bool>; 2] = [oracle::schema_accepts, oracle::libvirt_accepts];
+                    let oracles: [oracle::Oracle; 2] = [oracle::schema_accepts, oracle::libvirt_accepts];
                     for (index, accepts) in oracles.into_iter().enumerate() {
                         if accepts(&input) == Some(true) {
                             counts.lock().unwrap()[index] += 1;

@@ -126,19 +126,19 @@ impl<'t> Layout<'t> {
 
     /// Takes an element out, with its line if it has one to itself.
     pub(super) fn remove(&self, element: Node<'_, '_>) -> Edit {
-        let mut range = element.range();
-        let before = self.text.get(..range.start).unwrap_or_default();
-        let rest = self.text.get(range.end..).unwrap_or_default();
+        let range = element.range();
+        Edit { range: self.own_lines(range.clone()).unwrap_or(range), text: String::new() }
+    }
+
+    /// The range with the line break and blanks before it and the blanks after it, if nothing else is on its lines.
+    fn own_lines(&self, range: Range<usize>) -> Option<Range<usize>> {
+        let indent = indentation(self.text, range.start)?;
+        let before = self.text.get(..range.start - indent.len())?.strip_suffix('\n')?;
+        let rest = self.text.get(range.end..)?;
         let rest_of_line = rest.trim_start_matches([' ', '\t']);
-        let ends_line = rest_of_line.starts_with(['\n', '\r']);
-        if let Some(indent) = indentation(self.text, range.start)
-            && ends_line
-            && let Some(line) = before.get(..before.len() - indent.len()).and_then(|line| line.strip_suffix('\n'))
-        {
-            range.start = line.strip_suffix('\r').unwrap_or(line).len();
-            range.end += rest.len() - rest_of_line.len();
-        }
-        Edit { range, text: String::new() }
+        let start = before.strip_suffix('\r').unwrap_or(before).len();
+        let end = range.end + rest.len() - rest_of_line.len();
+        rest_of_line.starts_with(['\n', '\r']).then_some(start..end)
     }
 
     /// Gives an attribute a value, in the quotes it has; a missing one is added after `after`, else first.

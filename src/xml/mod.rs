@@ -50,14 +50,18 @@ pub fn text_of(bytes: Vec<u8>) -> Result<String> {
     if text.trim_start_matches('\u{feff}').trim().is_empty() {
         return Err(invalid("the document is empty"));
     }
-    if let Some(encoding) = declared_encoding(&text)
-        && !["utf-8", "utf8", "us-ascii", "ascii"].iter().any(|name| encoding.eq_ignore_ascii_case(name))
-        && !text.trim_start_matches('\u{feff}').is_ascii()
-    {
-        return Err(invalid(format!("the document declares encoding \"{encoding}\" and has characters beyond ASCII"))
-            .with_hint("convert it to UTF-8 and correct the XML declaration"));
+    let ascii = text.trim_start_matches('\u{feff}').is_ascii();
+    match declared_encoding(&text).filter(|name| !ascii && !is_utf8(name)) {
+        Some(encoding) => {
+            Err(invalid(format!("the document declares encoding \"{encoding}\" and has characters beyond ASCII"))
+                .with_hint("convert it to UTF-8 and correct the XML declaration"))
+        }
+        None => Ok(text),
     }
-    Ok(text)
+}
+
+fn is_utf8(encoding: &str) -> bool {
+    ["utf-8", "utf8"].iter().any(|name| encoding.eq_ignore_ascii_case(name))
 }
 
 /// The value of `encoding` in the XML declaration.
