@@ -355,6 +355,13 @@ impl Error {
         self
     }
 
+    /// The same failure, its sentence about this domain.
+    #[must_use]
+    pub fn in_domain(mut self, name: &str) -> Self {
+        self.message = format!("domain \"{}\": {}", printable(name), self.message);
+        self
+    }
+
     /// A refused file operation: the verb ("read", "write", ...), the path and the kernel's reason in one sentence.
     pub fn io(code: Code, verb: &str, path: &std::path::Path, source: std::io::Error) -> Self {
         Error::new(code, format!("cannot {verb} {}: {source}", path.display()))

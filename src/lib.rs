@@ -4,14 +4,16 @@
 //! which CPUs: pure), [`xml`] (domain text to request, plan to edits: pure), [`config`], [`lock`] (the leases and the only
 //! way to change them), [`hook`] (one libvirt event in, one outcome out), [`cli`].
 
-pub mod config;
-pub mod cpuset;
-pub mod enforce;
-pub mod error;
-
 pub mod alloc;
 pub mod cli;
+pub mod config;
+pub mod cpuset;
+pub mod decision;
+pub mod enforce;
+pub mod error;
+pub mod hook;
 pub mod host;
 pub mod lock;
+pub mod log;
 pub mod uuid;
 pub mod xml;

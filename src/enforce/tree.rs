@@ -17,39 +17,30 @@ use crate::host::root::Root;
 /// How many cgroup levels a domain's tree may have below its own directory; libvirt makes one.
 const MAX_DEPTH: usize = 3;
 
-/// Whose cgroup to make.
-#[derive(Clone, Copy, Debug)]
-pub struct DomainCgroup<'a> {
-    /// libvirt's id of the domain.
-    pub id: u32,
-    /// Its name, hostile.
-    pub name: &'a str,
-    /// `<resource><partition>`; `None` = `/machine`.
-    pub partition: Option<&'a str>,
-    /// Ids of its I/O threads.
-    pub iothreads: &'a [u32],
+/// Where libvirt will put the domain in the v1 hierarchy at `mount`. `partition` is its `<resource><partition>`; `None` =
+/// `/machine`.
+///
+/// # Errors
+/// [`Code::DomainInvalid`] for a partition that is no absolute path.
+pub fn path(mount: &str, partition: Option<&str>, domain_id: u32, name: &str) -> Result<String> {
+    Ok(format!("{mount}{}/{}.libvirt-qemu", parent_path(partition)?, machine_name(domain_id, name)))
 }
 
-/// Makes the domain's tree in the v1 hierarchy at `mount`, every thread's cpuset as the plan says. Returns its path (as
-/// on the machine). Remains of a former domain of the same id and name are replaced.
+/// Makes the tree at `path` (from [`path`]), every thread's cpuset as the plan says. Remains of a former domain of the
+/// same id and name are replaced.
 ///
 /// # Errors
 /// [`Code::ConfinementFailed`] with the step that failed; what was made is removed again.
-pub fn make(root: &Root, mount: &str, domain: DomainCgroup<'_>, plan: &Plan) -> Result<String> {
-    let parent = format!("{mount}{}", parent_path(domain.partition)?);
-    let path = format!("{parent}/{}.libvirt-qemu", machine_name(domain.id, domain.name));
-    let failed = |error: Error| {
+pub fn make(root: &Root, mount: &str, path: &str, iothreads: &[u32], plan: &Plan) -> Result<()> {
+    make_tree(root, mount, path, iothreads, plan).map_err(|error| {
+        remove(root, path);
         Error::new(Code::ConfinementFailed, format!("cannot confine the domain before its start: {}", error.message))
             .with_hint("`virt-pin check` shows the cgroup mode in use; the start was refused and nothing is held")
-    };
-    make_tree(root, mount, &parent, &path, domain.iothreads, plan).map_err(|error| {
-        remove(root, &path);
-        failed(error)
-    })?;
-    Ok(path)
+    })
 }
 
-fn make_tree(root: &Root, mount: &str, parent: &str, path: &str, iothreads: &[u32], plan: &Plan) -> Result<()> {
+fn make_tree(root: &Root, mount: &str, path: &str, iothreads: &[u32], plan: &Plan) -> Result<()> {
+    let parent = path.rsplit_once('/').map_or(mount, |(parent, _)| parent);
     // The parents are libvirt's; like libvirt, make those that are missing with all that their own parent has.
     let mut at = mount.to_owned();
     for component in parent.strip_prefix(mount).unwrap_or_default().split('/').filter(|part| !part.is_empty()) {
@@ -117,7 +108,6 @@ fn remove_below(root: &Root, path: &str, depth: usize) {
 mod tests {
     use super::*;
     use std::collections::BTreeSet;
-    use std::path::Path;
 
     use crate::cpuset::NodeId;
 
@@ -141,10 +131,11 @@ mod tests {
             memory_nodes: Some(BTreeSet::from([NodeId(0)])),
             guest: None,
         };
-        let domain = DomainCgroup { id: 1, name: "a", partition: None, iothreads: &[] };
-        let error = make(&root, "/c", domain, &plan).unwrap_err();
+        let path = path("/c", None, 1, "a").unwrap();
+        assert_eq!(path, "/c/machine/qemu-1-a.libvirt-qemu");
+        let error = make(&root, "/c", &path, &[], &plan).unwrap_err();
         assert_eq!(error.code, Code::ConfinementFailed);
         assert!(error.message.contains("cpuset.mems"), "{}", error.message);
-        assert!(!Path::exists(&dir.path().join("c/machine/qemu-1-a.libvirt-qemu")));
+        assert!(!root.exists(&path));
     }
 }

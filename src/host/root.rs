@@ -34,6 +34,11 @@ impl Root {
         Root { kind: Kind::Directory(dir.into()) }
     }
 
+    /// The machine that `VIRT_PIN_ROOT` names, for tests; `/` without it. libvirt passes no such variable on to hooks.
+    pub fn from_environment() -> Root {
+        Root::directory(std::env::var_os("VIRT_PIN_ROOT").unwrap_or_else(|| "/".into()))
+    }
+
     /// A machine known only by the contents of its files: absolute path -> text.
     pub fn described(files: BTreeMap<String, String>) -> Root {
         Root { kind: Kind::Described(files) }

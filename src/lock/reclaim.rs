@@ -67,12 +67,22 @@ mod tests {
     const ALIVE: Process = Process { pid: 7, start_time: 99 };
     const DEAD: Process = Process { pid: 7, start_time: 98 };
 
-    fn reason(state: State, qemu: Option<Process>, daemon: Option<Process>, since: u64, boot: &str) -> Option<&'static str> {
+    fn reason(
+        state: State,
+        qemu: Option<Process>,
+        daemon: Option<Process>,
+        since: u64,
+        boot: &str,
+    ) -> Option<&'static str> {
         let stat = "7 (x) S 1 7 7 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 99 0 0";
-        let files =
-            [("/proc/sys/kernel/random/boot_id", "this boot\n"), ("/proc/uptime", "1000.5 1\n"), ("/proc/7/stat", stat)];
+        let files = [
+            ("/proc/sys/kernel/random/boot_id", "this boot\n"),
+            ("/proc/uptime", "1000.5 1\n"),
+            ("/proc/7/stat", stat),
+        ];
         let root = Root::described(files.map(|(path, text)| (path.to_owned(), text.to_owned())).into());
-        let mut leases = Leases { boot_id: boot.to_owned(), ..Leases::default() };
+        let mut leases = Leases::default();
+        leases.boot_id = boot.to_owned();
         leases.put(Lease {
             uuid: DomainUuid::parse(&"ab".repeat(16)).unwrap(),
             name: "vm".to_owned(),

@@ -176,6 +176,16 @@ fn cpuset(pin: Node<'_, '_>) -> Result<CpuSet> {
         .map_err(|error| invalid(format!("<{element} cpuset=\"{text}\"> is not a list of CPUs")).because(error))
 }
 
+/// `<vcpu cpuset=...>`: where libvirt puts the threads that have no pin of their own.
+///
+/// # Errors
+/// [`Code::DomainInvalid`](crate::error::Code::DomainInvalid): not a list of CPUs.
+pub fn default_cpuset(domain: &Domain<'_>) -> Result<Option<CpuSet>> {
+    // With automatic placement libvirt disregards it.
+    let vcpu = domain.first(&["vcpu"]).filter(|vcpu| vcpu.attribute("placement") != Some("auto"));
+    vcpu.filter(|vcpu| vcpu.has_attribute("cpuset")).map(cpuset).transpose()
+}
+
 /// The guest's topology as `<cpu><topology>` has it, clusters counted into the cores; `None` where there is none.
 ///
 /// # Errors

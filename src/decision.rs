@@ -1,0 +1,213 @@
+//! What a domain would get on this host, here and now: its text, the configuration, the machine and the leases together.
+//!
+//! Shared by the hook and the command line, so that `virt-pin explain` says exactly what a start would do. Reads the host;
+//! takes no lock, changes nothing.
+
+use crate::alloc::plan::Plan;
+use crate::alloc::policy::{Kind, Policy};
+use crate::alloc::request::{GuestMemory, Pages, Request};
+use crate::alloc::{self, Steps, Supply, check};
+use crate::config::settings::Settings;
+use crate::cpuset::{CpuId, CpuSet};
+use crate::error::{Code, Error, Result};
+use crate::host::root::Root;
+use crate::host::{Topology, cgroup, sysfs};
+use crate::lock::leases::Leases;
+use crate::uuid::DomainUuid;
+use crate::xml::Domain;
+use crate::xml::read::{self, Identity, Pins};
+
+/// What a domain wants of the host's CPUs.
+#[derive(Clone, Debug)]
+pub enum Wish {
+    /// No lease.
+    Shared,
+    /// No policy, but pins written by hand: these CPUs.
+    Static(CpuSet),
+    /// CPUs of its own.
+    Dedicated(Box<Dedicated>),
+}
+
+/// A dedicated domain's request, and what its XML says of pins all the same.
+#[derive(Clone, Debug)]
+pub struct Dedicated {
+    /// What it asks for.
+    pub request: Request,
+    /// Pins in its XML.
+    pub pins: Pins,
+    /// `<vcpu cpuset=...>`: where libvirt would put threads that have no pin.
+    pub default_cpuset: Option<CpuSet>,
+    /// Where the policy was written: "the domain's XML" or `FILE:LINE`.
+    pub policy_from: String,
+}
+
+/// What this domain wants: the policy in its XML, or that of the configuration, or its pins.
+///
+/// # Errors
+/// [`Code::PolicyInvalid`], [`Code::PolicyUnsupported`] or [`Code::DomainInvalid`].
+pub fn wish(root: &Root, domain: &Domain<'_>, identity: &Identity, settings: &Settings) -> Result<Wish> {
+    let (attributes, policy_from) = match read::policy_attributes(domain)? {
+        Some(attributes) => (attributes, "the domain's XML".to_owned()),
+        None => match settings.section_for(identity.uuid, &identity.name) {
+            Some(section) => (section.attributes.clone(), section.place.clone()),
+            None => (Vec::new(), String::new()),
+        },
+    };
+    let policy = Policy::from_attributes(attributes.iter().map(|(name, value)| (name.as_str(), value.as_str())))?;
+    if policy.kind == Kind::Dedicated {
+        let mut request = read::request(domain, policy)?;
+        if let Some(memory @ GuestMemory { pages: Pages::HugeDefault, .. }) = request.memory {
+            let size = sysfs::default_hugepage_kib(root)?;
+            request.memory = size.map(|kib| GuestMemory { pages: Pages::Huge(kib), ..memory });
+        }
+        let (pins, default_cpuset) = (read::pins(domain)?, read::default_cpuset(domain)?);
+        return Ok(Wish::Dedicated(Box::new(Dedicated { request, pins, default_cpuset, policy_from })));
+    }
+    // A policy that says "shared" is no reason to disregard pins; malformed ones are libvirt's to refuse.
+    let pinned = read::pins(domain).map(|pins| pins.vcpus.values().fold(CpuSet::new(), |all, cpus| all.union(cpus)));
+    Ok(match pinned {
+        Ok(cpus) if !cpus.is_empty() => Wish::Static(cpus),
+        _ => Wish::Shared,
+    })
+}
+
+/// The host as a dedicated request meets it.
+#[derive(Clone, Debug)]
+pub struct Situation {
+    /// The machine.
+    pub topology: Topology,
+    /// The pinnable CPUs that a domain's cgroup can be given.
+    pub pinnable: CpuSet,
+    /// Pinnable CPUs outside the reach of a domain's cgroup.
+    pub out_of_reach: CpuSet,
+}
+
+impl Situation {
+    /// Reads the machine. `partition` is the domain's `<resource><partition>`.
+    ///
+    /// # Errors
+    /// [`Code::TopologyUnreadable`], [`Code::HostIo`].
+    pub fn read(root: &Root, settings: &Settings, partition: Option<&str>) -> Result<Situation> {
+        let topology = sysfs::read(root)?;
+        let reach = cgroup::reach(root, partition)?;
+        let pinnable = reach.map_or_else(|| settings.pinnable.clone(), |reach| settings.pinnable.intersection(&reach));
+        // An offline CPU is in nobody's reach; that is not the cgroup's doing.
+        let out_of_reach = settings.pinnable.difference(&pinnable).intersection(topology.online());
+        Ok(Situation { topology, pinnable, out_of_reach })
+    }
+
+    /// The domain's plan: the one it already has if that still answers its request, else a new one. `taken` is what
+    /// other domains hold. `entering` tells whether the domain's XML will be replaced by ours (migrate, restore), so that
+    /// pins in it do not matter.
+    ///
+    /// # Errors
+    /// The allocator's refusal, or [`Code::StalePins`].
+    pub fn plan(
+        &self,
+        wish: &Dedicated,
+        existing: Option<&Plan>,
+        taken: &CpuSet,
+        entering: bool,
+        steps: Steps<'_>,
+    ) -> Result<Plan> {
+        let supply = Supply { topology: &self.topology, pinnable: &self.pinnable, taken };
+        let existing = existing.filter(|plan| check::check(&supply, &wish.request, plan).is_ok());
+        let pins = Some(&wish.pins).filter(|pins| !entering && !pins.is_empty());
+        let plan = match (existing, pins) {
+            (Some(plan), _) => {
+                steps(format_args!("the domain holds a lease that answers the request"));
+                plan.clone()
+            }
+            (None, Some(pins)) => {
+                steps(format_args!("the XML carries pins of its own: trying exactly those CPUs"));
+                match exactly(&supply, &wish.request, pins) {
+                    Some(plan) => plan,
+                    // Say what the policy alone would get: if nothing, that is the better message.
+                    None => alloc::explain(&supply, &wish.request, steps).map_err(Error::from)?,
+                }
+            }
+            (None, None) => alloc::explain(&supply, &wish.request, steps)?,
+        };
+        if !entering {
+            agree(wish, &plan)?;
+        }
+        Ok(plan)
+    }
+}
+
+/// A plan on exactly the CPUs that the XML's pins name, in their order, or `None` if the policy has no such plan.
+fn exactly(supply: &Supply<'_>, request: &Request, pins: &Pins) -> Option<Plan> {
+    let order: Vec<CpuId> = (0..request.vcpus)
+        .map(|vcpu| pins.vcpus.get(&vcpu).filter(|cpus| cpus.len() == 1).and_then(CpuSet::first))
+        .collect::<Option<_>>()?;
+    let named: CpuSet = order.iter().copied().collect();
+    let threads = [pins.emulator.as_ref()].into_iter().flatten().chain(pins.iothreads.values());
+    let named = threads.fold(named, |all, cpus| all.union(cpus));
+    let cores =
+        named.iter().filter_map(|cpu| supply.topology.siblings(cpu)).fold(named.clone(), |all, core| all.union(core));
+    // Everything else counts as taken, so that only these CPUs are left.
+    let taken = supply.taken.union(&supply.pinnable.difference(&cores));
+    let mut plan = alloc::plan(&Supply { taken: &taken, ..*supply }, request).ok()?;
+    plan.vcpus = order;
+    check::check(supply, request, &plan).is_ok().then_some(plan)
+}
+
+/// libvirt applies pins in the XML before any hook can: they must lie within the lease, or its start fails obscurely.
+fn agree(wish: &Dedicated, plan: &Plan) -> Result<()> {
+    let allowed = plan.allowed();
+    let stale = |what: String, cpus: &CpuSet, lease: String| {
+        Err(Error::new(
+            Code::StalePins,
+            format!("the XML of this dedicated domain also pins {what} to CPUs {cpus}; its lease says {lease}"),
+        )
+        .with_hint(
+            "take <vcpupin>, <emulatorpin>, <iothreadpin> and <vcpu cpuset> out of the persistent XML (virsh edit): the policy \
+             chooses the CPUs at each start",
+        ))
+    };
+    for (&vcpu, cpus) in &wish.pins.vcpus {
+        if let Some(&leased) = plan.vcpus.get(usize::from(vcpu)) {
+            if *cpus != CpuSet::from_iter([leased]) {
+                return stale(format!("vCPU {vcpu}"), cpus, leased.to_string());
+            }
+        }
+    }
+    let others = [
+        ("the emulator".to_owned(), wish.pins.emulator.as_ref()),
+        ("other threads".to_owned(), wish.default_cpuset.as_ref()),
+    ];
+    let iothreads = wish.pins.iothreads.iter().map(|(id, cpus)| (format!("I/O thread {id}"), Some(cpus)));
+    for (what, cpus) in others.into_iter().chain(iothreads) {
+        if let Some(cpus) = cpus.filter(|cpus| !cpus.is_subset(&allowed)) {
+            return stale(what, cpus, allowed.to_string());
+        }
+    }
+    Ok(())
+}
+
+/// Who holds CPUs, for the hint of a refusal: `"a" 2-3, "b" 4-5`.
+pub fn holders(leases: &Leases, except: Option<DomainUuid>) -> Option<String> {
+    const SHOWN: usize = 8;
+    let held: Vec<_> = leases.iter().filter(|lease| Some(lease.uuid) != except && !lease.cpus().is_empty()).collect();
+    let mut names: Vec<_> =
+        held.iter().take(SHOWN).map(|lease| format!("\"{}\" {}", lease.name, lease.cpus())).collect();
+    if held.len() > SHOWN {
+        names.push(format!("{} more", held.len() - SHOWN));
+    }
+    (!names.is_empty()).then(|| names.join(", "))
+}
+
+/// The same error, its sentence about this domain, and for a lack of room the holders as a hint.
+pub fn about(error: Error, name: &str, leases: Option<(&Leases, Option<DomainUuid>)>) -> Error {
+    let holders = leases
+        .filter(|_| matches!(error.code, Code::Shortage | Code::NeedsRepack))
+        .and_then(|(leases, except)| holders(leases, except));
+    let error = error.in_domain(name);
+    match holders {
+        Some(holders) => {
+            let hint = format!("held by {holders}; {}", error.hint.as_deref().unwrap_or(error.code.advice()));
+            error.with_hint(hint)
+        }
+        None => error,
+    }
+}
