@@ -55,17 +55,13 @@ pub(super) fn read(
 
 /// The highest unified cache of one CPU: (the name of its directory, the CPUs that share it).
 fn last_level(reader: &mut Reader<'_>, dir: &str) -> Option<(String, CpuSet)> {
-    let mut highest: Option<(u32, String)> = None;
-    for index in reader.names(dir) {
-        if !index.strip_prefix("index").is_some_and(is_number) {
-            continue;
-        }
-        let Some(level) = reader.number(&format!("{dir}/{index}/level")) else { continue };
-        let unified = reader.text(&format!("{dir}/{index}/type")).is_some_and(|kind| kind.trim() == "Unified");
-        if unified && highest.as_ref().is_none_or(|(other, _)| level > *other) {
-            highest = Some((level, index));
-        }
-    }
-    let (_, index) = highest?;
+    let names = reader.names(dir).into_iter().filter(|name| name.strip_prefix("index").is_some_and(is_number));
+    let mut levels: Vec<(u32, String)> =
+        names.filter_map(|index| Some((reader.number(&format!("{dir}/{index}/level"))?, index))).collect();
+    levels.sort();
+    // From the highest level down: the types of most caches need not be read.
+    let unified =
+        |index: &String| reader.text(&format!("{dir}/{index}/type")).is_some_and(|kind| kind.trim() == "Unified");
+    let index = levels.into_iter().rev().map(|(_, index)| index).find(unified)?;
     reader.cpus(&format!("{dir}/{index}"), &SHARED).map(|shared| (index, shared))
 }

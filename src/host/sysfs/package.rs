@@ -31,14 +31,17 @@ pub(super) struct Numbers {
     pub(super) package: BTreeMap<CpuId, u16>,
     /// Unique within a package.
     pub(super) die: BTreeMap<CpuId, u16>,
-    /// Unique within a package.
+    /// Unique within a package; absent where a cluster is one core.
     pub(super) cluster: BTreeMap<CpuId, u16>,
 }
 
 pub(super) fn read(reader: &mut Reader<'_>, online: &CpuSet, cores: &BTreeMap<CpuId, CoreId>) -> Numbers {
     let package = packages(reader, online, cores);
-    let die = inner(reader, online, "die", &DIE);
-    let mut cluster = inner(reader, online, "cluster", &CLUSTER);
+    let die = inner(reader, online, "die", &DIE, |_| true);
+    // x86 makes every core without neighbours at its L2 a cluster: a group of one core says nothing that the core does not.
+    let core_of = |cpu: CpuId| cores.get(&cpu);
+    let several_cores = |group: &CpuSet| group.iter().any(|cpu| core_of(cpu) != group.first().and_then(core_of));
+    let mut cluster = inner(reader, online, "cluster", &CLUSTER, several_cores);
     cluster.retain(|_, number| *number != NO_CLUSTER);
     Numbers { package, die, cluster }
 }
@@ -82,8 +85,14 @@ fn packages(reader: &mut Reader<'_>, online: &CpuSet, cores: &BTreeMap<CpuId, Co
     number_of
 }
 
-/// The numbers of a level inside packages. Few files are opened: one list and one number per die or cluster.
-fn inner(reader: &mut Reader<'_>, online: &CpuSet, level: &str, lists: &[Spelling]) -> BTreeMap<CpuId, u16> {
+/// The numbers of a level between packages and cores. Few files are opened: one list and one number per die or cluster.
+fn inner(
+    reader: &mut Reader<'_>,
+    online: &CpuSet,
+    level: &str,
+    lists: &[Spelling],
+    numbered: impl Fn(&CpuSet) -> bool,
+) -> BTreeMap<CpuId, u16> {
     let file = format!("{level}_id");
     let mut number_of = BTreeMap::new();
     let mut absent = false;
@@ -97,7 +106,7 @@ fn inner(reader: &mut Reader<'_>, online: &CpuSet, level: &str, lists: &[Spellin
         list
     });
     lose_contradicted(reader, &found, level);
-    for group in &found.sets {
+    for group in found.sets.iter().filter(|group| numbered(group)) {
         if let Some(Ok(number)) = group.first().and_then(|lowest| topology_number(reader, lowest, &file)) {
             number_of.extend(group.iter().map(|cpu| (cpu, number)));
         }
