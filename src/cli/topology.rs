@@ -256,7 +256,7 @@ mod tests {
     #[test]
     fn the_table_fits_and_says_it_all() {
         let expected = "\
- Package   Die   Node   LLC   Core   Class         Threads
+\x20Package   Die   Node   LLC   Core   Class         Threads
 -----------------------------------------------------------
  0         -     0      0     0      performance   0-1
  0         -     0      -     -      efficiency    2

@@ -36,10 +36,8 @@ pub(super) fn read(
         Some(shared)
     });
     if !caches.contradicted.is_empty() {
-        reader.lose(format!(
-            "{} contradict each other about which of them share a last-level cache; it is unknown",
-            named(&caches.contradicted)
-        ));
+        let cpus = named(&caches.contradicted);
+        reader.lose(format!("{cpus}: the kernel's lists of CPUs that share a cache contradict each other"));
     }
     if !caches.silent.is_empty() {
         reader.lose(format!("{}: the kernel does not say which last-level cache they use", named(&caches.silent)));

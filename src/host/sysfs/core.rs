@@ -23,10 +23,8 @@ const THREADS: [Spelling; 4] = [
 pub(super) fn read(reader: &mut Reader<'_>, online: &CpuSet) -> BTreeMap<CpuId, CoreId> {
     let cores = groups(online, Ask::Everybody, |cpu| reader.cpus(&format!("{}/topology", cpu_dir(cpu)), &THREADS));
     if !cores.contradicted.is_empty() {
-        reader.lose(format!(
-            "{} contradict each other about which of them share a core; their cores are unknown",
-            named(&cores.contradicted)
-        ));
+        let cpus = named(&cores.contradicted);
+        reader.lose(format!("{cpus}: the kernel's lists of threads that share a core contradict each other"));
     }
     if !cores.silent.is_empty() {
         reader.lose(format!("{}: the kernel does not say which threads share a core", named(&cores.silent)));

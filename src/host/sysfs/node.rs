@@ -37,7 +37,7 @@ pub(super) fn read(reader: &mut Reader<'_>, online: &CpuSet) -> (Vec<Node>, BTre
 
     let wrong = claimed_twice(&nodes);
     if !wrong.is_empty() {
-        reader.lose(format!("{} are in more than one NUMA node; their node is unknown", named(&wrong)));
+        reader.lose(format!("{}: in more than one NUMA node", named(&wrong)));
     }
     let mut node_of = BTreeMap::new();
     let mut no_distances = CpuSet::new();
@@ -50,7 +50,7 @@ pub(super) fn read(reader: &mut Reader<'_>, online: &CpuSet) -> (Vec<Node>, BTre
         }
     }
     if !no_distances.is_empty() {
-        reader.lose(format!("the distances of NUMA nodes {no_distances} do not match the nodes there are; unknown"));
+        reader.lose(format!("the NUMA distances (node {no_distances}) do not match the nodes that exist"));
     }
     let nowhere: CpuSet = online.difference(&wrong).iter().filter(|cpu| !node_of.contains_key(cpu)).collect();
     if !nodes.is_empty() && !nowhere.is_empty() {

@@ -77,7 +77,8 @@ fn packages(reader: &mut Reader<'_>, online: &CpuSet, cores: &BTreeMap<CpuId, Co
     }
     if !renumbered.is_empty() {
         let cpus = renumbered.iter().fold(CpuSet::new(), |all, package| all.union(package));
-        reader.lose(format!("{}: their package's number is not its own; it is shown with another one", named(&cpus)));
+        reader
+            .lose(format!("{}: the number of their package is not its own, so it is shown with another", named(&cpus)));
     }
     if !unnumbered.is_empty() {
         reader.lose(format!("{}: the kernel does not say which package they are in", named(&unnumbered)));
@@ -127,9 +128,7 @@ fn topology_number(reader: &mut Reader<'_>, cpu: CpuId, file: &str) -> Option<Re
 
 fn lose_contradicted(reader: &mut Reader<'_>, found: &Groups, level: &str) {
     if !found.contradicted.is_empty() {
-        reader.lose(format!(
-            "{} contradict each other about which of them share a {level}; it is unknown",
-            named(&found.contradicted)
-        ));
+        let cpus = named(&found.contradicted);
+        reader.lose(format!("{cpus}: the kernel's lists of CPUs that share a {level} contradict each other"));
     }
 }
