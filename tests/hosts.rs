@@ -1,8 +1,8 @@
 //! Machines as text (`tests/hosts/NAME.host`) and the tables that are made of them (`NAME.table`).
 //!
-//! `UPDATE=1 cargo test --test hosts` rewrites the tables; read the difference before committing it. Each `.host` says in
-//! its first lines what is special about the machine. Beside them: a machine too large to store, and machines whose files
-//! hold garbage.
+//! `UPDATE=1 cargo test --test hosts` rewrites the tables; read the difference before committing it. Each `.host` says
+//! in its first lines what is special about the machine. Beside them: a machine too large to store, and machines whose
+//! files hold garbage.
 #![allow(clippy::tests_outside_test_module, reason = "this file is nothing but tests")]
 #![allow(
     clippy::unwrap_used,
@@ -17,6 +17,8 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::PathBuf;
 
+use proptest::collection::vec;
+use proptest::option;
 use proptest::prelude::*;
 use virt_pin::cli::topology::{json, table};
 use virt_pin::cpuset::{CpuId, CpuSet, NodeId};
@@ -219,7 +221,7 @@ fn garbage() -> impl Strategy<Value = String> {
 
 proptest! {
     #[test]
-    fn garbage_is_survived(host in 0..64usize, changes in proptest::collection::vec((any::<u16>(), proptest::option::of(garbage())), 1..12)) {
+    fn garbage_is_survived(host in 0..64usize, changes in vec((any::<u16>(), option::of(garbage())), 1..12)) {
         let hosts = hosts();
         let (_, text) = &hosts[host % hosts.len()];
         let mut lines: Vec<(&str, String)> = text

@@ -1,8 +1,8 @@
 //! Topology discovery against snapshots of real machines and what hwloc reads from them.
 //!
-//! The snapshots lie outside of the repository, in `../shared/topologies`: `NAME.tar.bz2` (the machine's /proc and /sys) and
-//! `NAME.expected.tsv`. Where they are absent, or `tar` or `bzip2` is, these tests say so and pass. [`DIFFERENCES`] is every
-//! place where we mean to answer something else than hwloc, and why.
+//! The snapshots lie outside of the repository, in `../shared/topologies`: `NAME.tar.bz2` (the machine's /proc and
+//! /sys) and `NAME.expected.tsv`. Where they are absent, or `tar` or `bzip2` is, these tests say so and pass.
+//! [`DIFFERENCES`] is every place where we mean to answer something else than hwloc, and why.
 #![allow(clippy::tests_outside_test_module, reason = "this file is nothing but tests")]
 #![allow(
     clippy::unwrap_used,

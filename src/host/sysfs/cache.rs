@@ -1,8 +1,9 @@
 //! Which CPUs share a last-level cache.
 //!
-//! `cpuN/cache/indexM/{level,type,shared_cpu_list|shared_cpu_map}`: one directory per cache that the CPU uses; `type` is
-//! `Data`, `Instruction` or `Unified`. A CPU's last level is its highest unified one, which differs within a machine: the
-//! low-power cores of some hybrid processors have no L3. Virtual machines and some Arm boards have no `cache` directory.
+//! `cpuN/cache/indexM/{level,type,shared_cpu_list|shared_cpu_map}`: one directory per cache that the CPU uses; `type`
+//! is `Data`, `Instruction` or `Unified`. A CPU's last level is its highest unified one, which differs within a
+//! machine: the low-power cores of some hybrid processors have no L3. Virtual machines and some Arm boards have no
+//! `cache` directory.
 
 use std::collections::BTreeMap;
 
@@ -24,8 +25,8 @@ pub(super) fn read(
     let mut found: Vec<(CpuSet, String)> = Vec::new();
     let caches = groups(online, Ask::OnePerCore(cores), |cpu| {
         let dir = format!("{}/cache", cpu_dir(cpu));
-        // A CPU that confirms a cache found before need not be asked about its other caches: if it had a higher one, the
-        // CPUs that share this one would have that too.
+        // A CPU that confirms a cache found before need not be asked about its other caches: if it had a higher one,
+        // the CPUs that share this one would have that too.
         if let Some((shared, index)) = found.iter().rev().find(|(shared, _)| shared.contains(cpu)) {
             if reader.cpus(&format!("{dir}/{index}"), &SHARED).as_ref() == Some(shared) {
                 return Some(shared.clone());

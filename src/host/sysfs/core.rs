@@ -1,8 +1,8 @@
 //! Which CPUs are threads of one core.
 //!
 //! `cpuN/topology/core_cpus_list` (5.3), before that `thread_siblings_list` (2.6.25), before that the masks: the online
-//! threads of the CPU's core, itself included. An offline CPU has no `topology` directory. `core_id` is not looked at: it
-//! has holes, and repeats between packages (and on some machines within one).
+//! threads of the CPU's core, itself included. An offline CPU has no `topology` directory. `core_id` is not looked at:
+//! it has holes, and repeats between packages (and on some machines within one).
 
 use std::collections::BTreeMap;
 

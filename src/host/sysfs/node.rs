@@ -1,7 +1,7 @@
 //! The NUMA nodes, and which CPU belongs to which.
 //!
-//! `/sys/devices/system/node/nodeN/`, one directory per online node; the numbers may be sparse, and a machine whose kernel
-//! has no NUMA support has none (one memory, nothing lost):
+//! `/sys/devices/system/node/nodeN/`, one directory per online node; the numbers may be sparse, and a machine whose
+//! kernel has no NUMA support has none (one memory, nothing lost):
 //! - `cpulist` (2.6.28; before that the mask `cpumap`): its CPUs, empty for a node of memory alone;
 //! - `meminfo`: lines `Node 0 MemTotal:  1024 kB`, zero for a node of CPUs alone;
 //! - `distance`: one number per online node, ascending by node, separated by spaces;
@@ -100,7 +100,8 @@ fn huge_pages(reader: &mut Reader<'_>, dir: &str) -> Vec<HugePages> {
     sizes
 }
 
-/// Empty where the kernel lists none; `None` where there are not as many numbers as nodes: whose is which cannot be told.
+/// Empty where the kernel lists none; `None` where there are not as many numbers as nodes: whose is which cannot be
+/// told.
 fn distances(reader: &mut Reader<'_>, node: NodeId, numbers: &[u16]) -> Option<Vec<(NodeId, u32)>> {
     let Some(text) = reader.text(&format!("{NODE_DIR}/node{node}/distance")) else { return Some(Vec::new()) };
     let distances: Option<Vec<u32>> = text.split_ascii_whitespace().map(|word| word.parse().ok()).collect();

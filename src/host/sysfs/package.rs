@@ -1,9 +1,10 @@
 //! The numbers of each CPU's package, die and cluster.
 //!
-//! `cpuN/topology/` holds a number and a list for each: `physical_package_id` with `package_cpus_list` (5.3; before that
-//! `core_siblings_list`, or the masks), `die_id` with `die_cpus_list` (5.2), `cluster_id` with `cluster_cpus_list` (5.16).
-//! -1 is "unknown" (POWER, s390, some RISC-V); a missing file means that the kernel or the architecture has no such level.
-//! The lists tell who belongs together, the numbers are names only: two packages of one number are still two packages.
+//! `cpuN/topology/` holds a number and a list for each: `physical_package_id` with `package_cpus_list` (5.3; before
+//! that `core_siblings_list`, or the masks), `die_id` with `die_cpus_list` (5.2), `cluster_id` with `cluster_cpus_list`
+//! (5.16). -1 is "unknown" (POWER, s390, some RISC-V); a missing file means that the kernel or the architecture has no
+//! such level. The lists tell who belongs together, the numbers are names only: two packages of one number are still
+//! two packages.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -38,7 +39,8 @@ pub(super) struct Numbers {
 pub(super) fn read(reader: &mut Reader<'_>, online: &CpuSet, cores: &BTreeMap<CpuId, CoreId>) -> Numbers {
     let package = packages(reader, online, cores);
     let die = inner(reader, online, "die", &DIE, |_| true);
-    // x86 makes every core without neighbours at its L2 a cluster: a group of one core says nothing that the core does not.
+    // x86 makes every core without neighbours at its L2 a cluster: a group of one core says nothing that the core does
+    // not.
     let core_of = |cpu: CpuId| cores.get(&cpu);
     let several_cores = |group: &CpuSet| group.iter().any(|cpu| core_of(cpu) != group.first().and_then(core_of));
     let mut cluster = inner(reader, online, "cluster", &CLUSTER, several_cores);
