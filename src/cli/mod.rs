@@ -1,1 +1,3 @@
 //! What people and scripts see: one file per subcommand, each with the pure functions that render its answer.
+
+pub mod topology;

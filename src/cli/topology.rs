@@ -1,7 +1,8 @@
 //! `virt-pin topology`: the machine as virt-pin sees it, for programs ([`json`]) and for people ([`table`]).
 //!
-//! Pure: a [`Topology`] in, text out. The JSON is a public contract: keys are added, never changed; CPUs and nodes come in
-//! ascending order, a core and a last-level cache are named by their lowest online CPU, and what is unknown is `null`.
+//! Pure: a [`Topology`] in, text out. The JSON is a public contract: keys are added, never changed; CPUs and nodes come
+//! in ascending order, a core and a last-level cache are named by their lowest online CPU, and what is unknown is
+//! `null`.
 
 use std::collections::BTreeSet;
 use std::fmt::Display;
@@ -182,8 +183,8 @@ fn columns(titles: &[&str], rows: Vec<Vec<String>>) -> String {
     out + &lines.concat()
 }
 
-/// `first` and then `text`, broken after spaces and commas where a line would be too wide; further lines begin below the
-/// text.
+/// `first` and then `text`, broken after spaces and commas where a line would be too wide; further lines begin below
+/// the text.
 fn wrapped(first: &str, text: &str) -> String {
     let mut out = String::new();
     let mut line = first.to_owned();
@@ -256,7 +257,7 @@ mod tests {
     #[test]
     fn the_table_fits_and_says_it_all() {
         let expected = "\
- Package   Die   Node   LLC   Core   Class         Threads
+\x20Package   Die   Node   LLC   Core   Class         Threads
 -----------------------------------------------------------
  0         -     0      0     0      performance   0-1
  0         -     0      -     -      efficiency    2

@@ -6,10 +6,10 @@
 //! /sys/devices/system/cpu/cpu0/topology/core_cpus_list<TAB>0,64
 //! ```
 //!
-//! One line per file: path, tab, text. Newlines at the text's end are left out; `\n`, `\t` and `\\` stand for a newline, a tab and
-//! a backslash in it. Lines are in the natural order of their paths (cpu2 before cpu10); lines that begin with `#` are
-//! comments. There is in it what the readers of the topology and of the cgroup mode look at on that machine and nothing
-//! else: no name of the machine, no serial number, no process, no mount but cgroups.
+//! One line per file: path, tab, text. Newlines at the text's end are left out; `\n`, `\t` and `\\` stand for a
+//! newline, a tab and a backslash in it. Lines are in the natural order of their paths (cpu2 before cpu10); lines that
+//! begin with `#` are comments. There is in it what the readers of the topology and of the cgroup mode look at on that
+//! machine and nothing else: no name of the machine, no serial number, no process, no mount but cgroups.
 //!
 //! Describing a description gives the same text again, and both have the topology of the machine itself.
 
@@ -39,7 +39,8 @@ const OTHERS: [&str; 4] = [KERNEL, MEMINFO, MOUNTS, "/sys/fs/cgroup/cgroup.contr
 
 /// The description of the machine under `root`.
 ///
-/// A machine whose topology cannot be read is described as far as it can be: such descriptions are the ones most needed.
+/// A machine whose topology cannot be read is described as far as it can be: such descriptions are the ones most
+/// needed.
 ///
 /// # Errors
 /// [`Code::TopologyUnreadable`] where there is nothing to describe.

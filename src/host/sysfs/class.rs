@@ -2,8 +2,8 @@
 //!
 //! - x86: `/sys/devices/cpu_core/cpus`, `cpu_atom/cpus` (5.13), `cpu_lowpower/cpus` (6.9): the online CPUs that each
 //!   performance-counter unit counts; CPU lists. These names exist on hybrid processors only.
-//! - Elsewhere: `cpuN/cpu_capacity` (4.15 on Arm), the fastest core having 1024. Frequencies are not looked at: turbo limits
-//!   differ between equal cores.
+//! - Elsewhere: `cpuN/cpu_capacity` (4.15 on Arm), the fastest core having 1024. Frequencies are not looked at: turbo
+//!   limits differ between equal cores.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,8 +11,9 @@ use super::{Reader, cpu_dir, named};
 use crate::cpuset::{CpuId, CpuSet};
 use crate::host::{CoreClass, CoreId};
 
-/// Two capacities are of different classes when the lower one is at most this much of the higher one. Cores of one design
-/// differ by a few percent (binning, a favoured core, a cluster with a larger cache); designs differ by a third or more.
+/// Two capacities are of different classes when the lower one is at most this much of the higher one. Cores of one
+/// design differ by a few percent (binning, a favoured core, a cluster with a larger cache); designs differ by a third
+/// or more.
 const STEP_PERCENT: u64 = 80;
 
 /// The class of every online CPU, on a machine with more than one; otherwise nothing.
@@ -55,8 +56,8 @@ fn capacities(reader: &mut Reader<'_>, online: &CpuSet, cores: &BTreeMap<CpuId, 
     capacity_of
 }
 
-/// Divides at the widest step between neighbouring capacities, if there is one wide enough: whatever lies above it is fast,
-/// so the middle cores of a three-tier processor go where they are nearer.
+/// Divides at the widest step between neighbouring capacities, if there is one wide enough: whatever lies above it is
+/// fast, so the middle cores of a three-tier processor go where they are nearer.
 fn by_capacity(capacity_of: &BTreeMap<CpuId, u32>) -> BTreeMap<CpuId, CoreClass> {
     let distinct: BTreeSet<u32> = capacity_of.values().copied().collect();
     let steps = distinct.iter().zip(distinct.iter().skip(1)).map(|(&low, &high)| (u64::from(low), u64::from(high)));

@@ -1,8 +1,8 @@
 //! Which CPUs are threads of one core.
 //!
 //! `cpuN/topology/core_cpus_list` (5.3), before that `thread_siblings_list` (2.6.25), before that the masks: the online
-//! threads of the CPU's core, itself included. An offline CPU has no `topology` directory. `core_id` is not looked at: it
-//! has holes, and repeats between packages (and on some machines within one).
+//! threads of the CPU's core, itself included. An offline CPU has no `topology` directory. `core_id` is not looked at:
+//! it has holes, and repeats between packages (and on some machines within one).
 
 use std::collections::BTreeMap;
 
@@ -23,10 +23,8 @@ const THREADS: [Spelling; 4] = [
 pub(super) fn read(reader: &mut Reader<'_>, online: &CpuSet) -> BTreeMap<CpuId, CoreId> {
     let cores = groups(online, Ask::Everybody, |cpu| reader.cpus(&format!("{}/topology", cpu_dir(cpu)), &THREADS));
     if !cores.contradicted.is_empty() {
-        reader.lose(format!(
-            "{} contradict each other about which of them share a core; their cores are unknown",
-            named(&cores.contradicted)
-        ));
+        let cpus = named(&cores.contradicted);
+        reader.lose(format!("{cpus}: the kernel's lists of threads that share a core contradict each other"));
     }
     if !cores.silent.is_empty() {
         reader.lose(format!("{}: the kernel does not say which threads share a core", named(&cores.silent)));

@@ -2,8 +2,8 @@
 //!
 //! Which CPUs share a core, a cache, a package, a node is taken from the kernel's lists of CPUs and from nothing else:
 //! its *numbers* repeat (`core_id` between packages, `die_id` between packages) or are made up by firmware. A list is
-//! believed only when the CPUs in it agree (`relation.rs`). What is missing, unreadable or contradictory becomes `None` and
-//! one sentence in [`Topology::losses`]; only when the CPUs online cannot be told is there no topology at all.
+//! believed only when the CPUs in it agree (`relation.rs`). What is missing, unreadable or contradictory becomes `None`
+//! and one sentence in [`Topology::losses`]; only when the CPUs online cannot be told is there no topology at all.
 //!
 //! The hook runs this at every start of a VM, so it opens few files: the core's list once per CPU, the package's, the
 //! cache's and the capacity once per core, everything else once per group. It writes nothing, and knows nothing of
@@ -143,7 +143,8 @@ impl<'r> Reader<'r> {
         parse(&text).map_err(|error| self.unusable(&format!("{path}: {error}"))).ok()
     }
 
-    /// The number in a file; `None` where it does not exist. `-1` and other negative numbers are the kernel's "unknown".
+    /// The number in a file; `None` where it does not exist. `-1` and other negative numbers are the kernel's
+    /// "unknown".
     fn number(&mut self, path: &str) -> Option<u32> {
         let text = self.text(path)?;
         match text.trim().parse::<i64>() {

@@ -1,7 +1,7 @@
 //! The NUMA nodes, and which CPU belongs to which.
 //!
-//! `/sys/devices/system/node/nodeN/`, one directory per online node; the numbers may be sparse, and a machine whose kernel
-//! has no NUMA support has none (one memory, nothing lost):
+//! `/sys/devices/system/node/nodeN/`, one directory per online node; the numbers may be sparse, and a machine whose
+//! kernel has no NUMA support has none (one memory, nothing lost):
 //! - `cpulist` (2.6.28; before that the mask `cpumap`): its CPUs, empty for a node of memory alone;
 //! - `meminfo`: lines `Node 0 MemTotal:  1024 kB`, zero for a node of CPUs alone;
 //! - `distance`: one number per online node, ascending by node, separated by spaces;
@@ -37,7 +37,7 @@ pub(super) fn read(reader: &mut Reader<'_>, online: &CpuSet) -> (Vec<Node>, BTre
 
     let wrong = claimed_twice(&nodes);
     if !wrong.is_empty() {
-        reader.lose(format!("{} are in more than one NUMA node; their node is unknown", named(&wrong)));
+        reader.lose(format!("{}: in more than one NUMA node", named(&wrong)));
     }
     let mut node_of = BTreeMap::new();
     let mut no_distances = CpuSet::new();
@@ -50,7 +50,7 @@ pub(super) fn read(reader: &mut Reader<'_>, online: &CpuSet) -> (Vec<Node>, BTre
         }
     }
     if !no_distances.is_empty() {
-        reader.lose(format!("the distances of NUMA nodes {no_distances} do not match the nodes there are; unknown"));
+        reader.lose(format!("the NUMA distances (node {no_distances}) do not match the nodes that exist"));
     }
     let nowhere: CpuSet = online.difference(&wrong).iter().filter(|cpu| !node_of.contains_key(cpu)).collect();
     if !nodes.is_empty() && !nowhere.is_empty() {
@@ -100,7 +100,8 @@ fn huge_pages(reader: &mut Reader<'_>, dir: &str) -> Vec<HugePages> {
     sizes
 }
 
-/// Empty where the kernel lists none; `None` where there are not as many numbers as nodes: whose is which cannot be told.
+/// Empty where the kernel lists none; `None` where there are not as many numbers as nodes: whose is which cannot be
+/// told.
 fn distances(reader: &mut Reader<'_>, node: NodeId, numbers: &[u16]) -> Option<Vec<(NodeId, u32)>> {
     let Some(text) = reader.text(&format!("{NODE_DIR}/node{node}/distance")) else { return Some(Vec::new()) };
     let distances: Option<Vec<u32>> = text.split_ascii_whitespace().map(|word| word.parse().ok()).collect();

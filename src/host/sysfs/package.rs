@@ -1,9 +1,10 @@
 //! The numbers of each CPU's package, die and cluster.
 //!
-//! `cpuN/topology/` holds a number and a list for each: `physical_package_id` with `package_cpus_list` (5.3; before that
-//! `core_siblings_list`, or the masks), `die_id` with `die_cpus_list` (5.2), `cluster_id` with `cluster_cpus_list` (5.16).
-//! -1 is "unknown" (POWER, s390, some RISC-V); a missing file means that the kernel or the architecture has no such level.
-//! The lists tell who belongs together, the numbers are names only: two packages of one number are still two packages.
+//! `cpuN/topology/` holds a number and a list for each: `physical_package_id` with `package_cpus_list` (5.3; before
+//! that `core_siblings_list`, or the masks), `die_id` with `die_cpus_list` (5.2), `cluster_id` with `cluster_cpus_list`
+//! (5.16). -1 is "unknown" (POWER, s390, some RISC-V); a missing file means that the kernel or the architecture has no
+//! such level. The lists tell who belongs together, the numbers are names only: two packages of one number are still
+//! two packages.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -31,14 +32,18 @@ pub(super) struct Numbers {
     pub(super) package: BTreeMap<CpuId, u16>,
     /// Unique within a package.
     pub(super) die: BTreeMap<CpuId, u16>,
-    /// Unique within a package.
+    /// Unique within a package; absent where a cluster is one core.
     pub(super) cluster: BTreeMap<CpuId, u16>,
 }
 
 pub(super) fn read(reader: &mut Reader<'_>, online: &CpuSet, cores: &BTreeMap<CpuId, CoreId>) -> Numbers {
     let package = packages(reader, online, cores);
-    let die = inner(reader, online, "die", &DIE);
-    let mut cluster = inner(reader, online, "cluster", &CLUSTER);
+    let die = inner(reader, online, "die", &DIE, |_| true);
+    // x86 makes every core without neighbours at its L2 a cluster: a group of one core says nothing that the core does
+    // not.
+    let core_of = |cpu: CpuId| cores.get(&cpu);
+    let several_cores = |group: &CpuSet| group.iter().any(|cpu| core_of(cpu) != group.first().and_then(core_of));
+    let mut cluster = inner(reader, online, "cluster", &CLUSTER, several_cores);
     cluster.retain(|_, number| *number != NO_CLUSTER);
     Numbers { package, die, cluster }
 }
@@ -74,7 +79,8 @@ fn packages(reader: &mut Reader<'_>, online: &CpuSet, cores: &BTreeMap<CpuId, Co
     }
     if !renumbered.is_empty() {
         let cpus = renumbered.iter().fold(CpuSet::new(), |all, package| all.union(package));
-        reader.lose(format!("{}: their package's number is not its own; it is shown with another one", named(&cpus)));
+        reader
+            .lose(format!("{}: the number of their package is not its own, so it is shown with another", named(&cpus)));
     }
     if !unnumbered.is_empty() {
         reader.lose(format!("{}: the kernel does not say which package they are in", named(&unnumbered)));
@@ -82,8 +88,14 @@ fn packages(reader: &mut Reader<'_>, online: &CpuSet, cores: &BTreeMap<CpuId, Co
     number_of
 }
 
-/// The numbers of a level inside packages. Few files are opened: one list and one number per die or cluster.
-fn inner(reader: &mut Reader<'_>, online: &CpuSet, level: &str, lists: &[Spelling]) -> BTreeMap<CpuId, u16> {
+/// The numbers of a level between packages and cores. Few files are opened: one list and one number per die or cluster.
+fn inner(
+    reader: &mut Reader<'_>,
+    online: &CpuSet,
+    level: &str,
+    lists: &[Spelling],
+    numbered: impl Fn(&CpuSet) -> bool,
+) -> BTreeMap<CpuId, u16> {
     let file = format!("{level}_id");
     let mut number_of = BTreeMap::new();
     let mut absent = false;
@@ -97,7 +109,7 @@ fn inner(reader: &mut Reader<'_>, online: &CpuSet, level: &str, lists: &[Spellin
         list
     });
     lose_contradicted(reader, &found, level);
-    for group in &found.sets {
+    for group in found.sets.iter().filter(|group| numbered(group)) {
         if let Some(Ok(number)) = group.first().and_then(|lowest| topology_number(reader, lowest, &file)) {
             number_of.extend(group.iter().map(|cpu| (cpu, number)));
         }
@@ -118,9 +130,7 @@ fn topology_number(reader: &mut Reader<'_>, cpu: CpuId, file: &str) -> Option<Re
 
 fn lose_contradicted(reader: &mut Reader<'_>, found: &Groups, level: &str) {
     if !found.contradicted.is_empty() {
-        reader.lose(format!(
-            "{} contradict each other about which of them share a {level}; it is unknown",
-            named(&found.contradicted)
-        ));
+        let cpus = named(&found.contradicted);
+        reader.lose(format!("{cpus}: the kernel's lists of CPUs that share a {level} contradict each other"));
     }
 }

@@ -1,7 +1,8 @@
 //! Which CPUs there are: online, present, possible, isolated.
 //!
-//! - `/sys/devices/system/cpu/{online,present,possible}` (2.6.26): CPU lists. Older kernels: the directories `cpuN` are the
-//!   CPUs present, and `cpuN/online` holds 0 or 1; a CPU without that file cannot be taken offline, so it is online.
+//! - `/sys/devices/system/cpu/{online,present,possible}` (2.6.26): CPU lists. Older kernels: the directories `cpuN` are
+//!   the CPUs present, and `cpuN/online` holds 0 or 1; a CPU without that file cannot be taken offline, so it is
+//!   online.
 //! - `/sys/devices/system/cpu/isolated` (4.2): CPU list, empty for none: `isolcpus=` and isolated cpuset partitions.
 //!
 //! CPU 0 may be offline or absent like any other.

@@ -1,8 +1,8 @@
 //! Which CPUs belong together, from what each of them says: groups that everybody in them agrees on.
 //!
-//! The kernel writes such a relation as one list per CPU ("my siblings"). Firmware and hypervisors get it wrong: CPU 0 names
-//! CPU 1 and CPU 1 does not name CPU 0, a CPU is missing from its own list, two lists overlap. Of lists that touch each
-//! other and are not the same list, none is believed. Pure: how a CPU is asked is the caller's business.
+//! The kernel writes such a relation as one list per CPU ("my siblings"). Firmware and hypervisors get it wrong: CPU 0
+//! names CPU 1 and CPU 1 does not name CPU 0, a CPU is missing from its own list, two lists overlap. Of lists that
+//! touch each other and are not the same list, none is believed. Pure: how a CPU is asked is the caller's business.
 
 use std::collections::BTreeMap;
 
