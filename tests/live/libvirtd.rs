@@ -1,10 +1,13 @@
 //! A real libvirtd with real QEMU processes on a private machine.
 
 use std::fs;
+use std::io::Write as _;
 use std::ops::Deref;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use tempfile::NamedTempFile;
 
 use crate::guest::{Guest, power_off_disk};
 use crate::machine::{Machine, Output};
@@ -12,6 +15,12 @@ use crate::needs;
 
 /// How long anything that must happen may take; far more than it does, for machines under load.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Where libvirtd keeps what it found out about QEMU.
+const CAPABILITIES: &str = "/var/cache/libvirt/qemu/capabilities";
+
+/// Where this test keeps it from one machine to the next.
+const KNOWN_CAPABILITIES: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/libvirt-capabilities");
 
 /// What is installed on the machine before its libvirtd starts.
 #[derive(Default)]
@@ -82,6 +91,7 @@ impl Libvirtd {
             machine.put("/etc/virt-pin/virt-pin.toml", 0o644, options.config.as_bytes());
         }
         let daemon = Libvirtd { machine, _turn: turn };
+        daemon.borrow_capabilities();
         daemon.start_daemon();
         Some(daemon)
     }
@@ -198,6 +208,27 @@ impl Libvirtd {
         self.start_daemon();
     }
 
+    /// Gives a new machine what an earlier one's libvirtd found out about QEMU, which takes half a second. libvirtd
+    /// itself checks whether it still holds for this QEMU, libvirt and kernel.
+    fn borrow_capabilities(&self) {
+        for file in fs::read_dir(KNOWN_CAPABILITIES).into_iter().flatten().flatten() {
+            let inside = format!("{CAPABILITIES}/{}", file.file_name().to_str().unwrap());
+            self.put(&inside, 0o600, &fs::read(file.path()).unwrap());
+        }
+    }
+
+    /// Keeps what this machine's libvirtd found out; by rename, as another test process may be reading.
+    fn return_capabilities(&self) -> std::io::Result<()> {
+        fs::create_dir_all(KNOWN_CAPABILITIES)?;
+        for file in fs::read_dir(self.path(CAPABILITIES))? {
+            let file = file?;
+            let mut copy = NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR"))?;
+            copy.write_all(&fs::read(file.path())?)?;
+            copy.persist(Path::new(KNOWN_CAPABILITIES).join(file.file_name()))?;
+        }
+        Ok(())
+    }
+
     #[track_caller]
     fn end_daemon(&self, signal: &str) {
         let pid = self.file("/run/libvirtd.pid").trim().parse().unwrap();
@@ -209,6 +240,8 @@ impl Libvirtd {
 impl Drop for Libvirtd {
     /// Shows the daemon's log when a test failed; the machine's end does the rest.
     fn drop(&mut self) {
+        // A convenience for the next test: there may be nothing to keep.
+        let _ = self.return_capabilities();
         if std::thread::panicking() {
             let log = fs::read_to_string(self.path("/var/log/libvirt/libvirtd.log")).unwrap_or_default();
             // libvirtd looks at network devices that are not in its network namespace, and says so at length.
