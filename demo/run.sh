@@ -6,6 +6,13 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+# Where there is no systemd and no libvirtd yet, all that follows runs in a PID namespace whose PID 1 is this script: it
+# reaps at once (a container's PID 1 may take seconds, and libvirt waits for that), and nothing it starts can outlive it.
+if [ "$(id -u)" = 0 ] && [ $$ != 1 ] && [ ! -d /run/systemd/system ] &&
+    ! virsh --connect qemu:///system uri >/dev/null 2>&1; then
+    exec unshare --mount --propagation private --pid --fork --kill-child=TERM --mount-proc demo/run.sh
+fi
+
 binaries=$(realpath "${VIRT_PIN_BIN:-target/release}")
 vm=virt-pin-demo
 config=/etc/virt-pin/virt-pin.toml
@@ -49,6 +56,14 @@ remove_partition() {
     local tree
     for tree in /sys/fs/cgroup /sys/fs/cgroup/*; do
         [ ! -d "$tree/machine" ] || rmdir "$tree/machine"
+    done
+}
+
+# What is not there now, and will be, goes again.
+forget() {
+    local path
+    for path; do
+        [ -e "$path" ] || undo+=("rm -rf $path")
     done
 }
 
@@ -114,6 +129,7 @@ fi
 say "This machine"
 echo "Online CPUs: $online. CPU $core may be handed out; the rest stays with the host."
 ls -d /sys/fs/cgroup/machine /sys/fs/cgroup/*/machine >/dev/null 2>&1 || undo+=("remove_partition")
+forget /run/libvirt /run/virt-pin /etc/libvirt/secrets /var/log/libvirt/{libvirtd,virtlogd}.log /var/log/libvirt/qemu/$vm.log
 start_libvirtd
 if virsh dominfo $vm >/dev/null 2>&1; then
     stop "a VM named $vm is left from somewhere: \`virsh destroy $vm; virsh undefine $vm\`"
@@ -128,7 +144,6 @@ else
     undo+=("rm $config")
 fi
 show cat $config
-[ -e /run/virt-pin ] || undo+=("rm -rf /run/virt-pin")
 undo+=("virt-pin uninstall")
 show virt-pin install --hook "$binaries/virt-pin-hook"
 reload_libvirtd
@@ -149,6 +164,7 @@ cat >"$scratch/vm.xml" <<END
 END
 show cat "$scratch/vm.xml"
 undo+=("virsh undefine $vm")
+echo "(libvirt may take some seconds now to find out what this QEMU can do.)"
 show virsh define "$scratch/vm.xml"
 undo+=("! virsh domstate $vm | grep --quiet running || virsh destroy $vm")
 show virsh start $vm
