@@ -58,6 +58,8 @@ END
 cat >/etc/libvirt/libvirtd.conf <<'END'
 auth_unix_rw = "none"
 log_outputs = "2:file:/var/log/libvirt/libvirtd.log"
+# Also says when it reloads.
+log_filters = "2:daemon.libvirtd"
 END
 
 echo "ready $outer"

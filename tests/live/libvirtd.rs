@@ -16,6 +16,9 @@ use crate::needs;
 /// How long anything that must happen may take; far more than it does, for machines under load.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
+/// The daemon's own log.
+const LOG: &str = "/var/log/libvirt/libvirtd.log";
+
 /// Where libvirtd keeps what it found out about QEMU.
 const CAPABILITIES: &str = "/var/cache/libvirt/qemu/capabilities";
 
@@ -229,9 +232,23 @@ impl Libvirtd {
         Ok(())
     }
 
+    /// Has the daemon look for hooks anew, as a package's installation does.
+    #[track_caller]
+    pub(crate) fn reload_daemon(&self) {
+        let reloads = |daemon: &Libvirtd| daemon.file(LOG).matches("Reloading configuration").count();
+        let before = reloads(self);
+        self.signal(self.pid(), "HUP");
+        self.wait_until("libvirtd reloads", |daemon| reloads(daemon) > before);
+    }
+
+    #[track_caller]
+    fn pid(&self) -> u32 {
+        self.file("/run/libvirtd.pid").trim().parse().unwrap()
+    }
+
     #[track_caller]
     fn end_daemon(&self, signal: &str) {
-        let pid = self.file("/run/libvirtd.pid").trim().parse().unwrap();
+        let pid = self.pid();
         self.signal(pid, signal);
         self.wait_until("libvirtd is gone", |daemon| !daemon.runs(pid));
     }
@@ -243,7 +260,7 @@ impl Drop for Libvirtd {
         // A convenience for the next test: there may be nothing to keep.
         let _ = self.return_capabilities();
         if std::thread::panicking() {
-            let log = fs::read_to_string(self.path("/var/log/libvirt/libvirtd.log")).unwrap_or_default();
+            let log = fs::read_to_string(self.path(LOG)).unwrap_or_default();
             // libvirtd looks at network devices that are not in its network namespace, and says so at length.
             let lines: Vec<_> = log.lines().filter(|line| !line.contains("virNetDev")).collect();
             eprintln!("libvirtd.log ends with:\n{}", lines[lines.len().saturating_sub(30)..].join("\n"));

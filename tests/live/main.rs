@@ -103,6 +103,16 @@ fn a_start_that_fails_late_is_released() {
 }
 
 #[test]
+fn a_hook_installed_later_is_found_by_a_reload() {
+    let Some(daemon) = Libvirtd::start(&Options::default()) else { return };
+    daemon.put("/etc/libvirt/hooks/qemu", 0o755, b"#!/bin/sh\nexit 1\n");
+    daemon.run(&Guest::new("late"));
+    daemon.destroy("late");
+    daemon.reload_daemon();
+    daemon.start_guest("late").refused();
+}
+
+#[test]
 fn guests_outlive_their_daemon() {
     let hook = StandIn::logging();
     let Some(daemon) = Libvirtd::start(&hook.options()) else { return };
