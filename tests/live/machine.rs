@@ -20,7 +20,7 @@ use crate::needs;
 const TREES: [&str; 2] = ["/sys/fs/cgroup/cpuset", "/sys/fs/cgroup/unified"];
 
 /// Cgroups of machines are named so, then the test process's pid, then a number.
-const PREFIX: &str = "virt-pin-live.";
+pub(crate) const PREFIX: &str = "virt-pin-live.";
 
 /// Moves the shell into the machine's root cgroups, then becomes the command: entering a cgroup *namespace* alone
 /// leaves a process where it was, outside of what the namespace shows.
@@ -193,7 +193,7 @@ fn make_cgroups() -> String {
 }
 
 /// Removes the cgroups of machines whose test process was killed.
-fn sweep() {
+pub(crate) fn sweep() {
     for tree in TREES {
         for entry in fs::read_dir(tree).into_iter().flatten().flatten() {
             let name = entry.file_name();

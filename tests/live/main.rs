@@ -177,6 +177,11 @@ fn nothing_survives_a_killed_test_process() {
     while !inhabitants(&pids).is_empty() {
         assert!(killed.elapsed() < PATIENCE, "{:?} are still there", inhabitants(&pids));
     }
+    // Its cgroups cannot go by themselves; otherwise the next machine would see to them.
+    machine::sweep();
+    let theirs = format!("{}{}.", machine::PREFIX, test.id());
+    let mut cgroups = fs::read_dir("/sys/fs/cgroup/cpuset").unwrap().flatten();
+    assert!(!cgroups.any(|cgroup| cgroup.file_name().to_str().unwrap().starts_with(&theirs)));
 }
 
 /// Not a test: the process that [`nothing_survives_a_killed_test_process`] kills.
