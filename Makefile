@@ -1,0 +1,28 @@
+# make deps      packages for building and testing (Debian)
+# make build     the release binaries
+# make test      every test, with real libvirtd and QEMU
+# make run       a demonstration on this machine, which is left as it was
+# make install   DESTDIR= PREFIX=/usr
+
+PREFIX  ?= /usr
+DESTDIR ?=
+
+.PHONY: deps build test run install
+
+deps:
+	scripts/install-deps
+
+build:
+	cargo build --locked --release
+
+test: deps
+	cargo build --locked
+	scripts/test
+
+run: deps build
+	demo/run.sh
+
+# The one list of installed files; packages use it too.
+install:
+	install -D -m 0755 target/release/virt-pin $(DESTDIR)$(PREFIX)/bin/virt-pin
+	install -D -m 0755 target/release/virt-pin-hook $(DESTDIR)$(PREFIX)/lib/virt-pin/virt-pin-hook

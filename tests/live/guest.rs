@@ -1,0 +1,112 @@
+//! Domain XML of the smallest guests that do what a test needs.
+
+use std::fmt::Write as _;
+
+/// A domain to define: emulated (no KVM), 16 MiB, and by default nothing to boot from, so that it runs for ever.
+#[derive(Clone)]
+pub(crate) struct Guest {
+    /// Its libvirt name.
+    pub(crate) name: String,
+    vcpus: u32,
+    policy: Option<String>,
+    tuning: String,
+    cpu: String,
+    disk: Option<&'static str>,
+}
+
+impl Guest {
+    /// Where the disk of a guest made by [`Guest::powering_off`] is.
+    pub(crate) const POWER_OFF_DISK: &'static str = "/var/lib/libvirt/images/power-off.img";
+
+    /// A guest with one vCPU that runs for ever.
+    pub(crate) fn new(name: &str) -> Guest {
+        Guest { name: name.to_owned(), vcpus: 1, policy: None, tuning: String::new(), cpu: String::new(), disk: None }
+    }
+
+    /// The same guest with that many vCPUs.
+    pub(crate) fn vcpus(mut self, vcpus: u32) -> Guest {
+        self.vcpus = vcpus;
+        self
+    }
+
+    /// The same guest with a `<pin:cpu>` element of these attributes.
+    pub(crate) fn policy(mut self, attributes: &str) -> Guest {
+        self.policy = Some(attributes.to_owned());
+        self
+    }
+
+    /// The same guest with these elements beside `<vcpu>`: `<iothreads>`, `<cputune>`, `<numatune>`, ...
+    pub(crate) fn tuning(mut self, elements: &str) -> Guest {
+        self.tuning.push_str(elements);
+        self
+    }
+
+    /// The same guest with this `<cpu>` element.
+    pub(crate) fn cpu(mut self, element: &str) -> Guest {
+        element.clone_into(&mut self.cpu);
+        self
+    }
+
+    /// The same guest, but it powers itself off as soon as its firmware has found the disk.
+    pub(crate) fn powering_off(mut self) -> Guest {
+        self.disk = Some(Guest::POWER_OFF_DISK);
+        self
+    }
+
+    /// The same guest, but its start fails after the hook's `prepare`: its disk does not exist.
+    pub(crate) fn without_its_disk(mut self) -> Guest {
+        self.disk = Some("/var/lib/libvirt/images/missing.img");
+        self
+    }
+
+    /// A UUID that depends on the name alone, so that defining a guest again changes it instead of clashing.
+    pub(crate) fn uuid(&self) -> String {
+        // FNV-1a, 128 bits.
+        let hash = self.name.bytes().fold(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d_u128, |hash, byte| {
+            (hash ^ u128::from(byte)).wrapping_mul(0x0100_0000_0000_0000_0000_013b)
+        });
+        let hex = format!("{hash:032x}");
+        [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-")
+    }
+
+    /// The document.
+    pub(crate) fn xml(&self) -> String {
+        let Guest { name, vcpus, tuning, cpu, .. } = self;
+        let mut xml = format!("<domain type='qemu'><name>{name}</name><uuid>{}</uuid>", self.uuid());
+        if let Some(attributes) = &self.policy {
+            write!(xml, "<metadata><pin:cpu xmlns:pin='urn:virt-pin:domain:1' {attributes}/></metadata>").unwrap();
+        }
+        write!(
+            xml,
+            "<memory unit='MiB'>16</memory><vcpu>{vcpus}</vcpu>{tuning}\
+             <os><type arch='x86_64' machine='pc'>hvm</type></os><features><acpi/></features>{cpu}\
+             <devices><controller type='usb' model='none'/><memballoon model='none'/>"
+        )
+        .unwrap();
+        if let Some(file) = self.disk {
+            write!(
+                xml,
+                "<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='{file}'/>\
+                 <target dev='hda' bus='ide'/></disk>"
+            )
+            .unwrap();
+        }
+        xml + "</devices></domain>"
+    }
+}
+
+/// A disk whose boot sector asks the ACPI hardware for S5, as an operating system does at shutdown: SLP_EN with
+/// sleep type 0 into PM1a_CNT, which SeaBIOS puts at port 0x604.
+pub(crate) fn power_off_disk() -> Vec<u8> {
+    let mut disk = vec![0; 64 * 512];
+    let code = [
+        0xba, 0x04, 0x06, // mov dx, 0x604
+        0xb8, 0x00, 0x20, // mov ax, 0x2000
+        0xef, // out dx, ax
+        0xf4, // hlt
+        0xeb, 0xfd, // jmp to hlt
+    ];
+    disk[..code.len()].copy_from_slice(&code);
+    disk[510..512].copy_from_slice(&[0x55, 0xaa]);
+    disk
+}
