@@ -25,6 +25,7 @@ mod choose;
 pub mod place;
 pub mod plan;
 pub mod policy;
+pub mod pools;
 pub mod refusal;
 pub mod request;
 

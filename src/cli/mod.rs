@@ -1,3 +1,221 @@
-//! What people and scripts see: one file per subcommand, each with the pure functions that render its answer.
+//! The command line, in virsh's manner: one file per verb, with the pure functions that render its answer.
+//!
+//! Tables for people on stdout, `--json` for programs, errors on stderr with the exit status of their code. Works without
+//! a libvirt daemon, from the files that libvirt and the hook leave (only `sync` talks to libvirt), so nothing here hangs
+//! when libvirt does.
 
+mod capacity;
+mod check;
+mod explain;
+mod gather;
+mod install;
+mod lease;
+mod reconcile;
+mod subject;
+mod sync;
+mod table;
 pub mod topology;
+mod transform;
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::config::settings::Settings;
+use crate::cpuset::CpuSet;
+use crate::error::{Code, Error, Result};
+use crate::host::root::Root;
+use crate::host::{description, sysfs};
+
+/// CPUs of their own for libvirt/QEMU virtual machines.
+#[derive(Debug, Parser)]
+#[command(name = "virt-pin", version, about, arg_required_else_help = true, max_term_width = 100)]
+struct Arguments {
+    /// Use the machine described in FILE (made by `virt-pin gather`) instead of this one.
+    #[arg(long, global = true, value_name = "FILE")]
+    host: Option<PathBuf>,
+    /// Use these CPUs as pinnable instead of the configured ones.
+    #[arg(long, global = true, value_name = "LIST")]
+    pinnable: Option<String>,
+    /// Answer in JSON.
+    #[arg(long, global = true)]
+    json: bool,
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// List the leases: which VM holds which CPUs.
+    List,
+    /// Show one VM's lease: each vCPU's CPU, parked siblings, emulator and I/O threads.
+    Lease {
+        /// Name or UUID.
+        domain: String,
+    },
+    /// Show how many CPUs and whole cores are free, leased and withheld.
+    Capacity,
+    /// Show the machine: packages, nodes, last-level caches, cores, threads.
+    Topology,
+    /// Say what a VM would get now, or why not, step by step.
+    Explain {
+        /// Name or UUID of a defined VM, an XML file, or - for stdin.
+        subject: String,
+    },
+    /// Print domain XML rewritten for the CPUs this host would give now.
+    Transform {
+        /// An XML file, or - for stdin.
+        #[arg(default_value = "-")]
+        file: String,
+    },
+    /// Write down this machine as one text file, for --host, tests and bug reports.
+    Gather {
+        /// A new file; stdout without it.
+        file: Option<PathBuf>,
+    },
+    /// Check the host, the configuration, the hook and the leases against reality.
+    Check,
+    /// Install the hook where libvirt looks for it.
+    Install {
+        /// The hook program; without it, the one beside this command.
+        #[arg(long, value_name = "FILE")]
+        hook: Option<PathBuf>,
+    },
+    /// Remove the hook.
+    Uninstall,
+    /// Bring libvirt's live XML in line with a running VM's lease.
+    Sync {
+        /// Name or UUID.
+        domain: String,
+        /// Wait for the end of stdin first (the hook ends, libvirt lets go of the VM).
+        #[arg(long, hide = true)]
+        after_stdin: bool,
+    },
+    /// Rebuild the leases from the VMs that run, by where their threads are.
+    Reconcile,
+}
+
+/// What every verb works on.
+struct Context {
+    root: Root,
+    pinnable: Option<CpuSet>,
+    json: bool,
+}
+
+impl Context {
+    /// The configuration, with `--pinnable` in place of what it says.
+    fn settings(&self) -> Result<Settings> {
+        let mut settings = Settings::read(&self.root)?;
+        if let Some(pinnable) = &self.pinnable {
+            settings.pinnable = pinnable.clone();
+        }
+        Ok(settings)
+    }
+}
+
+/// The command: runs one verb.
+pub fn main() -> ExitCode {
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            // clap prints help and versions to stdout, mistakes to stderr.
+            let _ = error.print();
+            return if error.use_stderr() { ExitCode::from(Code::Usage.exit()) } else { ExitCode::SUCCESS };
+        }
+    };
+    let json = arguments.json;
+    let result = run(arguments).and_then(|text| {
+        let mut stdout = io::stdout().lock();
+        let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
+        match written {
+            // The reader has seen enough (`| head`).
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+            written => written.map_err(|error| Error::new(Code::HostIo, "cannot write to stdout").because(error)),
+        }
+    });
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            if json {
+                let _ = writeln!(io::stdout(), "{}", error_json(&error));
+            }
+            let _ = io::stderr().write_all(error.render().as_bytes());
+            ExitCode::from(error.code.exit())
+        }
+    }
+}
+
+/// Runs one verb; its answer is text for stdout.
+fn run(arguments: Arguments) -> Result<String> {
+    let context = context(&arguments)?;
+    let this_machine = |verb: &str| {
+        if context.root.is_description() {
+            return Err(Error::new(Code::Usage, format!("`{verb}` works on this machine, not on a description (--host)")));
+        }
+        Ok(())
+    };
+    match arguments.verb {
+        Verb::List => lease::list(&context),
+        Verb::Lease { domain } => lease::lease(&context, &domain),
+        Verb::Capacity => capacity::capacity(&context),
+        Verb::Topology => {
+            let topology = sysfs::read(&context.root)?;
+            Ok(if context.json { topology::json(&topology) + "\n" } else { topology::table(&topology) })
+        }
+        Verb::Explain { subject } => explain::explain(&context, &subject),
+        Verb::Transform { file } => transform::transform(&context, &file),
+        Verb::Gather { file } => gather::gather(&context, file.as_deref()),
+        Verb::Check => check::check(&context),
+        Verb::Install { hook } => this_machine("install").and_then(|()| install::install(&context, hook.as_deref())),
+        Verb::Uninstall => this_machine("uninstall").and_then(|()| install::uninstall(&context)),
+        Verb::Sync { domain, after_stdin } => this_machine("sync").and_then(|()| sync::sync(&context, &domain, after_stdin)),
+        Verb::Reconcile => this_machine("reconcile").and_then(|()| reconcile::reconcile(&context)),
+    }
+}
+
+fn context(arguments: &Arguments) -> Result<Context> {
+    let root = match &arguments.host {
+        None => Root::from_environment(),
+        Some(file) => {
+            let text = std::fs::read_to_string(file).map_err(|error| Error::io(Code::Usage, "read", file, error))?;
+            description::parse(&text).map_err(|error| {
+                Error::new(Code::Usage, format!("--host {}: {}", file.display(), error.message))
+                    .with_hint("make the file with `virt-pin gather FILE` on the machine it describes")
+            })?
+        }
+    };
+    let pinnable = arguments.pinnable.as_deref().map(|list| {
+        CpuSet::parse_kernel_list(list).map_err(|error| Error::new(Code::Usage, format!("--pinnable \"{list}\": {error}")))
+    });
+    Ok(Context { root, pinnable: pinnable.transpose()?, json: arguments.json })
+}
+
+/// One line of JSON from values of this module.
+fn to_json(value: &impl serde::Serialize) -> Result<String> {
+    let text = serde_json::to_string(value);
+    text.map(|text| text + "\n").map_err(|error| Error::new(Code::Internal, "cannot write JSON").because(error))
+}
+
+/// `{"error":{"code","message","causes","hint"}}`
+fn error_json(error: &Error) -> String {
+    serde_json::json!({ "error": {
+        "code": error.code.name(),
+        "message": error.message,
+        "causes": error.causes(),
+        "hint": error.hint.as_deref().unwrap_or(error.code.advice()),
+    }})
+    .to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_grammar_holds_together() {
+        use clap::CommandFactory;
+        Arguments::command().debug_assert();
+    }
+}

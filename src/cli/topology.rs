@@ -9,11 +9,9 @@ use std::fmt::Display;
 
 use serde::Serialize;
 
+use super::table::{columns, wrapped};
 use crate::cpuset::CpuSet;
 use crate::host::{CoreClass, Cpu, HugePages, Node, Topology};
-
-/// No line of [`table`] is wider, unless a single word is.
-const WIDTH: usize = 80;
 
 /// The JSON document.
 #[derive(Serialize)]
@@ -163,44 +161,6 @@ fn known(value: Option<impl Display>) -> String {
     value.map_or_else(|| "-".to_owned(), |value| value.to_string())
 }
 
-/// A table as virsh prints them; the last column may go on in further lines.
-fn columns(titles: &[&str], rows: Vec<Vec<String>>) -> String {
-    let titles: Vec<String> = titles.iter().map(|&title| title.to_owned()).collect();
-    let mut widths: Vec<usize> = titles.iter().map(String::len).collect();
-    for row in &rows {
-        widths.iter_mut().zip(row).for_each(|(width, cell)| *width = (*width).max(cell.len()));
-    }
-    let line = |cells: &[String]| {
-        let Some((last, others)) = cells.split_last() else { return String::new() };
-        let padded: String = others.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}   ")).collect();
-        wrapped(&format!(" {padded}"), last)
-    };
-    let mut out = line(&titles);
-    let lines: Vec<String> = rows.iter().map(|row| line(row)).collect();
-    let width = lines.iter().chain([&out]).flat_map(|line| line.lines()).map(str::len).max().unwrap_or_default();
-    out += &"-".repeat((width + 1).min(WIDTH));
-    out.push('\n');
-    out + &lines.concat()
-}
-
-/// `first` and then `text`, broken after spaces and commas where a line would be too wide; further lines begin below
-/// the text.
-fn wrapped(first: &str, text: &str) -> String {
-    let mut out = String::new();
-    let mut line = first.to_owned();
-    let mut empty = true;
-    for word in text.split_inclusive([' ', ',']) {
-        if !empty && line.len() + word.trim_end().len() > WIDTH {
-            out += line.trim_end();
-            out.push('\n');
-            line = " ".repeat(first.len());
-        }
-        line += word;
-        empty = false;
-    }
-    out + line.trim_end() + "\n"
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -273,14 +233,5 @@ mod tests {
  - CPU 2: the kernel does not say which threads share a core
 ";
         assert_eq!(table(&machine()), expected);
-    }
-
-    #[test]
-    fn long_lists_go_on_below() {
-        let list = (0..100).step_by(2).map(|cpu| cpu.to_string()).collect::<Vec<_>>().join(",");
-        let text = wrapped(" Offline: ", &list);
-        assert!(text.lines().all(|line| line.len() <= WIDTH && line.starts_with(' ')), "{text}");
-        assert_eq!(text.replace(['\n', ' '], ""), format!("Offline:{list}"));
-        assert_eq!(wrapped(" - ", ""), " -\n");
     }
 }

@@ -1,0 +1,100 @@
+//! `virt-pin capacity`: how many CPUs and whole cores are free, leased and withheld.
+
+use serde::Serialize;
+
+use super::table::{columns, wrapped};
+use super::{Context, to_json};
+use crate::alloc::Supply;
+use crate::alloc::pools::{Pools, pools};
+use crate::cpuset::CpuSet;
+use crate::decision::Situation;
+use crate::error::Result;
+use crate::lock;
+
+#[derive(Serialize)]
+struct View {
+    pinnable: String,
+    housekeeping: String,
+    isolated: String,
+    leased: String,
+    free: String,
+    withheld: String,
+    missing: String,
+    out_of_reach: String,
+    nodes: Vec<NodeView>,
+}
+
+#[derive(Serialize)]
+struct NodeView {
+    node: Option<u16>,
+    pinnable_cores: usize,
+    free_cores: usize,
+    pinnable_threads: usize,
+    free_threads: usize,
+}
+
+pub(super) fn capacity(context: &Context) -> Result<String> {
+    let settings = context.settings()?;
+    let situation = Situation::read(&context.root, &settings, None)?;
+    let taken = lock::read(&context.root)?.taken_from(None);
+    let supply = Supply { topology: &situation.topology, pinnable: &situation.pinnable, taken: &taken };
+    let pools = pools(&supply);
+    if context.json {
+        return to_json(&view(&pools, &settings.pinnable, &situation.out_of_reach));
+    }
+    let mut out = String::new();
+    let mut line = |title: &str, cpus: &CpuSet, meaning: &str| {
+        let list = if cpus.is_empty() { "none".to_owned() } else { cpus.to_string() };
+        out.push_str(&wrapped(&format!(" {title:<13} "), &format!("{list}   {meaning}")));
+    };
+    line("Pinnable", &settings.pinnable, "(may be handed out)");
+    line("Housekeeping", &pools.housekeeping, "(the host, and emulator threads)");
+    line("Leased", &pools.leased, "");
+    line("Free", &pools.free, "");
+    if !pools.withheld.is_empty() {
+        line("Withheld", &pools.withheld, "(free, but no whole core: for cores=\"thread\" only)");
+    }
+    if !pools.isolated.is_empty() {
+        line("Isolated", &pools.isolated, "(by the kernel, not pinnable)");
+    }
+    if !pools.missing.is_empty() {
+        line("Missing", &pools.missing, "(pinnable, but offline or absent)");
+    }
+    if !situation.out_of_reach.is_empty() {
+        line("Out of reach", &situation.out_of_reach, "(pinnable, but not for the VMs' cgroup)");
+    }
+    let rows = pools.nodes.iter().map(|node| {
+        vec![
+            node.node.map_or_else(|| "-".to_owned(), |node| node.to_string()),
+            format!("{} of {}", node.free_cores, node.pinnable_cores),
+            format!("{} of {}", node.free_threads, node.pinnable_threads),
+        ]
+    });
+    let rows: Vec<_> = rows.collect();
+    if !rows.is_empty() {
+        out.push('\n');
+        out.push_str(&columns(&["Node", "Whole cores free", "Threads free"], rows));
+    }
+    Ok(out)
+}
+
+fn view(pools: &Pools, pinnable: &CpuSet, out_of_reach: &CpuSet) -> View {
+    let nodes = pools.nodes.iter().map(|node| NodeView {
+        node: node.node.map(|node| node.0),
+        pinnable_cores: node.pinnable_cores,
+        free_cores: node.free_cores,
+        pinnable_threads: node.pinnable_threads,
+        free_threads: node.free_threads,
+    });
+    View {
+        pinnable: pinnable.to_string(),
+        housekeeping: pools.housekeeping.to_string(),
+        isolated: pools.isolated.to_string(),
+        leased: pools.leased.to_string(),
+        free: pools.free.to_string(),
+        withheld: pools.withheld.to_string(),
+        missing: pools.missing.to_string(),
+        out_of_reach: out_of_reach.to_string(),
+        nodes: nodes.collect(),
+    }
+}

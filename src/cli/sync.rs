@@ -1,0 +1,64 @@
+//! `virt-pin sync`: libvirt's live XML says what the lease says.
+//!
+//! The threads are where they belong already; this makes `virsh dumpxml`, `vcpupin` and `emulatorpin` tell it. Only what
+//! differs is set, so that a second run changes nothing and raises no event.
+
+use std::collections::BTreeMap;
+use std::io::Read;
+
+use super::{Context, subject};
+use crate::alloc::plan::Plan;
+use crate::cpuset::CpuSet;
+use crate::error::{Code, Error, Result};
+use crate::libvirt::Libvirt;
+use crate::lock;
+use crate::xml::{Domain, read};
+
+/// No call to a libvirt that hangs is waited for longer.
+const PATIENCE_SECS: u32 = 60;
+
+pub(super) fn sync(context: &Context, domain: &str, after_stdin: bool) -> Result<String> {
+    // libvirt's calls have no time limit of their own; this ends the process.
+    nix::unistd::alarm::set(PATIENCE_SECS);
+    if after_stdin {
+        // Out of the daemon's session: it is not for us to end with it.
+        let _ = nix::unistd::setsid();
+    }
+    // Connecting takes a while and needs no domain: it overlaps with the end of the hook.
+    let libvirt = Libvirt::connect()?;
+    if after_stdin {
+        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+    }
+    let leases = lock::read(&context.root)?;
+    let lease = subject::lease(&leases, domain)?;
+    let Some(plan) = lease.plan() else {
+        return Ok(format!("Domain \"{}\" is pinned by hand; its XML is its own.\n", lease.name));
+    };
+    let about = |error: Error| error.in_domain(&lease.name);
+    let Some(running) = libvirt.running(lease.uuid).map_err(about)? else {
+        return Err(about(Error::new(Code::LibvirtFailed, "does not run, so it has no live XML")));
+    };
+    let xml = running.xml().map_err(about)?;
+    let changes = changes(&Domain::parse(&xml)?, plan).map_err(about)?;
+    let count = changes.vcpus.len() + usize::from(changes.emulator.is_some()) + changes.iothreads.len();
+    running.pin(&changes.vcpus, changes.emulator.as_ref(), &changes.iothreads).map_err(about)?;
+    Ok(format!("Domain \"{}\": {count} pins of its live XML set.\n", lease.name))
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct Changes {
+    vcpus: BTreeMap<u16, CpuSet>,
+    emulator: Option<CpuSet>,
+    iothreads: BTreeMap<u32, CpuSet>,
+}
+
+/// What the live XML does not say yet.
+fn changes(live: &Domain<'_>, plan: &Plan) -> Result<Changes> {
+    let pins = read::pins(live)?;
+    let wanted = (0..).zip(plan.vcpus.iter().map(|&cpu| CpuSet::from_iter([cpu])));
+    let vcpus = wanted.filter(|(vcpu, cpus)| pins.vcpus.get(vcpu) != Some(cpus)).collect();
+    let emulator = Some(&plan.emulator).filter(|cpus| pins.emulator.as_ref() != Some(cpus)).cloned();
+    let iothreads = read::iothread_ids(live)?.into_iter().filter(|id| pins.iothreads.get(id) != Some(&plan.iothreads));
+    let iothreads = iothreads.map(|id| (id, plan.iothreads.clone())).collect();
+    Ok(Changes { vcpus, emulator, iothreads })
+}

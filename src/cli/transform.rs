@@ -1,0 +1,27 @@
+//! `virt-pin transform`: domain XML for the CPUs this host would give now. A domain without a policy comes out unchanged.
+
+use super::{Context, subject};
+use crate::decision::{self, Situation, Wish};
+use crate::error::{Error, Result};
+use crate::lock;
+use crate::xml::pin::{self, Scope};
+use crate::xml::{Domain, read};
+
+pub(super) fn transform(context: &Context, file: &str) -> Result<String> {
+    let text = subject::file(file)?;
+    let domain = Domain::parse(&text)?;
+    let identity = read::identity(&domain)?;
+    let about = |error: Error| decision::about(error, &identity.name, None);
+    let settings = context.settings()?;
+    let Wish::Dedicated(wish) = decision::wish(&context.root, &domain, &identity, &settings).map_err(about)? else {
+        return Ok(text);
+    };
+    let situation = Situation::read(&context.root, &settings, read::partition(&domain).as_deref())?;
+    let leases = lock::read(&context.root)?;
+    let existing = identity.uuid.and_then(|uuid| leases.get(uuid)).and_then(|lease| lease.plan());
+    let taken = leases.taken_from(identity.uuid);
+    let plan = situation
+        .plan(&wish, existing, &taken, true, &mut |_| {})
+        .map_err(|error| decision::about(error, &identity.name, Some((&leases, identity.uuid))))?;
+    Ok(pin::rewrite(&domain, &plan, Scope::Everything).map_err(about)?.apply(&text))
+}
