@@ -207,7 +207,7 @@ fn quote_of(text: &str, attribute: &Attribute<'_, '_>) -> char {
 fn indentation(text: &str, at: usize) -> Option<&str> {
     let before = text.get(..at)?;
     let outer = before.trim_end_matches([' ', '\t']);
-    (outer.is_empty() || outer == "\u{feff}" || outer.ends_with('\n')).then(|| before.get(outer.len()..)).flatten()
+    (outer.is_empty() || outer.ends_with('\n')).then(|| before.get(outer.len()..)).flatten()
 }
 
 /// An element to insert.

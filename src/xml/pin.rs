@@ -206,3 +206,70 @@ impl<'d, 't> Changes<'d, 't> {
         EditList::new(self.edits)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::alloc::plan::GuestTopology;
+    use crate::cpuset::CpuId;
+
+    fn plan(vcpus: &[u16]) -> Plan {
+        let housekeeping: CpuSet = [CpuId(0), CpuId(1)].into_iter().collect();
+        Plan {
+            vcpus: vcpus.iter().copied().map(CpuId).collect(),
+            parked: CpuSet::new(),
+            extra: CpuSet::new(),
+            emulator: housekeeping.clone(),
+            iothreads: housekeeping,
+            nodes: [].into(),
+            memory_nodes: None,
+            guest: None,
+        }
+    }
+
+    fn rewritten(text: &str, plan: &Plan) -> Result<String> {
+        Ok(rewrite(&Domain::parse(text)?, plan, Scope::Everything)?.apply(text))
+    }
+
+    #[test]
+    fn a_plan_for_another_domain_is_our_fault() {
+        let text = "<domain><vcpu>2</vcpu></domain>";
+        let guest = GuestTopology { sockets: 1, dies: 1, cores: 2, threads: 2 };
+        for wrong in [
+            plan(&[2]),
+            plan(&[2, 9000]),
+            Plan { emulator: CpuSet::new(), ..plan(&[2, 3]) },
+            Plan { iothreads: CpuSet::new(), ..plan(&[2, 3]) },
+            Plan { guest: Some(guest), ..plan(&[2, 3]) },
+        ] {
+            assert_eq!(rewritten(text, &wrong).unwrap_err().code, Code::Internal, "{wrong:?}");
+        }
+        assert!(rewritten(text, &plan(&[2, 3])).is_ok());
+    }
+
+    #[test]
+    fn blanks_around_the_equals_sign_do_not_shift_the_value() {
+        let blanks = " ".repeat(300);
+        let text = format!("<domain><vcpu cpuset{blanks}=\n'7'>1</vcpu></domain>");
+        let out = rewritten(&text, &plan(&[2])).unwrap();
+        assert!(out.starts_with(&format!("<domain><vcpu cpuset{blanks}=\n'0-2'>1</vcpu><cputune>")), "{out}");
+    }
+
+    #[test]
+    fn a_large_domain_is_quick() {
+        let count = 4096;
+        let pins: String = (0..count).map(|vcpu| format!("<vcpupin vcpu='{vcpu}' cpuset='0'/>\n")).collect();
+        let text = format!("<domain><vcpu>{count}</vcpu><cputune>\n{pins}{pins}</cputune></domain>");
+        let vcpus: Vec<u16> = (0..count).collect();
+        let out = rewritten(&text, &plan(&vcpus)).unwrap();
+        assert_eq!(out.matches("<vcpupin").count(), usize::from(count));
+    }
+
+    #[test]
+    fn the_worst_document_becomes_whole() {
+        let out = rewritten("<domain/>", &plan(&[2])).unwrap();
+        let expected = "<domain><vcpu placement='static' cpuset='0-2'>1</vcpu><cputune><vcpupin vcpu='0' cpuset='2'/>\
+            <emulatorpin cpuset='0-1'/></cputune></domain>";
+        assert_eq!(out, expected);
+    }
+}

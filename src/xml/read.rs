@@ -198,3 +198,124 @@ pub fn topology(domain: &Domain<'_>) -> Result<Option<GuestTopology>> {
 pub fn partition(domain: &Domain<'_>) -> Option<String> {
     domain.first(&["resource", "partition"]).map(string).filter(|partition| !partition.is_empty())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Code;
+
+    fn with<T>(body: &str, read: impl FnOnce(&Domain<'_>) -> T) -> T {
+        read(&Domain::parse(&format!("<domain>{body}</domain>")).unwrap())
+    }
+
+    #[track_caller]
+    fn refused<T: std::fmt::Debug>(body: &str, read: impl FnOnce(&Domain<'_>) -> Result<T>, part: &str) {
+        let error = with(body, read).unwrap_err();
+        assert_eq!(error.code, Code::DomainInvalid);
+        assert!(error.message.contains(part), "{body}: {}", error.message);
+    }
+
+    fn set(text: &str) -> CpuSet {
+        CpuSet::parse_kernel_list(text).unwrap()
+    }
+
+    #[test]
+    fn identities() {
+        let uuid = "0123abcd-89ab-cdef-0123-456789abcdef";
+        let text = format!("<domain id='7'><name> a&amp;b </name><uuid>{uuid}</uuid></domain>");
+        let found = identity(&Domain::parse(&text).unwrap()).unwrap();
+        assert_eq!(found, Identity { uuid: DomainUuid::parse(uuid), name: " a&b ".to_owned(), id: Some(7) });
+        let bare = with("<name>a</name><name>b</name><uuid/>", identity).unwrap();
+        assert_eq!(bare, Identity { uuid: None, name: "a".to_owned(), id: None });
+        assert_eq!(identity(&Domain::parse("<domain id='-1'><name>a</name></domain>").unwrap()).unwrap().id, None);
+        refused("<name/>", identity, "no <name>");
+        refused("<devices><name>a</name></devices>", identity, "no <name>");
+        refused("<name>a</name><uuid>1</uuid>", identity, "not a UUID");
+        assert!(identity(&Domain::parse("<domain id='x'><name>a</name></domain>").unwrap()).is_err());
+    }
+
+    #[test]
+    fn vcpus_are_the_maximum_of_the_first_element() {
+        for (body, count) in [
+            ("", 1),
+            ("<vcpu current='2'>8</vcpu>", 8),
+            ("<vcpu>2</vcpu><vcpu>4</vcpu>", 2),
+            ("<vcpu><![CDATA[0]]>4<!-- x --></vcpu>", 4),
+            ("<VCPU>4</VCPU><metadata><vcpu>9</vcpu></metadata>", 1),
+            ("<vcpu>65535</vcpu>", 65535),
+        ] {
+            assert_eq!(with(body, |domain| request(domain, Policy::default())).unwrap().vcpus, count, "{body}");
+        }
+        for body in ["<vcpu/>", "<vcpu>4 </vcpu>", "<vcpu>4.0</vcpu>", "<vcpu>-1</vcpu>", "<vcpu>0</vcpu>"] {
+            refused(body, vcpu_count, "vCPU");
+        }
+        refused("<vcpu>65536</vcpu>", vcpu_count, "at most 65535");
+    }
+
+    #[test]
+    fn iothreads_are_numbered_as_libvirt_numbers_them() {
+        let ids = |ids: &[&str]| {
+            let ids: String = ids.iter().map(|id| format!("<iothread id='{id}'/>")).collect();
+            format!("<iothreadids>{ids}</iothreadids>")
+        };
+        for (body, expected) in [
+            (String::new(), &[][..]),
+            ("<iothreads/>".to_owned(), &[]),
+            ("<iothreads>3</iothreads>".to_owned(), &[1, 2, 3]),
+            (ids(&["2", "7"]), &[2, 7]),
+            ("<iothreads>1</iothreads>".to_owned() + &ids(&["2", "7"]), &[2, 7]),
+            ("<iothreads>4</iothreads>".to_owned() + &ids(&["2", "7"]), &[2, 7, 1, 3]),
+            ("<iothreads>1</iothreads><iothreads>3</iothreads>".to_owned() + &ids(&[]) + &ids(&["5"]), &[5]),
+        ] {
+            assert_eq!(with(&body, iothread_ids).unwrap(), expected, "{body}");
+        }
+        refused("<iothreads>2 </iothreads>", iothread_ids, "not a number");
+        refused("<iothreads>4294967295</iothreads>", iothread_ids, "at most");
+        refused(&ids(&["0"]), iothread_ids, "from 1");
+        refused(&ids(&["2", "02"]), iothread_ids, "twice");
+        refused("<iothreadids><iothread/></iothreadids>", iothread_ids, "no id");
+    }
+
+    #[test]
+    fn pins_of_every_cputune_count_and_leftovers_do_not() {
+        let found = with(
+            "<vcpu>2</vcpu><iothreads>2</iothreads>
+             <cputune><vcpupin vcpu='1' cpuset='0-3,^1'/><vcpupin vcpu='2' cpuset='9'/></cputune>
+             <cputune><vcpupin vcpu='+0' cpuset='5'/><emulatorpin cpuset='0'/><iothreadpin iothread='2' cpuset='8'/></cputune>
+             <metadata><cputune><vcpupin vcpu='0' cpuset='9'/></cputune></metadata>",
+            pins,
+        );
+        let expected = Pins {
+            vcpus: [(0, set("5")), (1, set("0,2-3"))].into(),
+            emulator: Some(set("0")),
+            iothreads: [(2, set("8"))].into(),
+        };
+        assert_eq!(found.unwrap(), expected);
+        assert!(with("<vcpu cpuset='2'>1</vcpu><cputune><shares>1</shares></cputune>", pins).unwrap().is_empty());
+        for (body, part) in [
+            ("<vcpupin vcpu='0' cpuset='1'/><vcpupin vcpu='00' cpuset='1'/>", "two <vcpupin>"),
+            ("<emulatorpin cpuset='1'/><emulatorpin cpuset='1'/>", "two <emulatorpin>"),
+            ("<vcpupin cpuset='1'/>", "no vcpu"),
+            ("<vcpupin vcpu='0-1' cpuset='1'/>", "not a number"),
+            ("<vcpupin vcpu='0'/>", "no cpuset"),
+            ("<vcpupin vcpu='9' cpuset='^0'/>", "not a list"),
+            ("<iothreadpin iothread='1' cpuset='1'/>", "does not have"),
+        ] {
+            refused(&format!("<cputune>{body}</cputune>"), pins, part);
+        }
+    }
+
+    #[test]
+    fn topologies_and_partitions() {
+        let cpu = |attributes: &str| with(&format!("<cpu><topology {attributes}/></cpu>"), topology);
+        let shape = |sockets, dies, cores, threads| Some(GuestTopology { sockets, dies, cores, threads });
+        assert_eq!(cpu("sockets='1' cores=' 2' threads='+02'").unwrap(), shape(1, 1, 2, 2));
+        assert_eq!(cpu("sockets='1' dies='2' clusters='3' cores='2' threads='1'").unwrap(), shape(1, 2, 6, 1));
+        assert_eq!(with("<cpu/><cpu><topology/></cpu>", topology).unwrap(), None);
+        assert!(cpu("sockets='1' cores='2'").is_err() && cpu("sockets='1' cores='0' threads='1'").is_err());
+
+        let inside = "<resource><partition>/machine/production</partition></resource>";
+        assert_eq!(with(inside, partition).as_deref(), Some("/machine/production"));
+        assert_eq!(with("<resource/>", partition), None);
+    }
+}
