@@ -13,6 +13,7 @@ pub mod enforce;
 pub mod error;
 pub mod hook;
 pub mod host;
+pub mod libvirt;
 pub mod lock;
 pub mod log;
 pub mod uuid;

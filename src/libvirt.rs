@@ -56,7 +56,9 @@ impl Libvirt {
     /// # Errors
     /// [`Code::LibvirtFailed`]; a domain that does not exist is an error, one that does not run is `None`.
     pub fn running(&self, uuid: DomainUuid) -> Result<Option<Running>> {
-        let domain = Domain::lookup_by_uuid_string(&self.connect, &uuid.to_string())
+        let domain = self
+            .connect
+            .lookup_domain_by_uuid_string(&uuid.to_string())
             .map_err(|error| failed(&format!("find the domain {uuid}"), &error))?;
         let active = domain.is_active().map_err(|error| failed("ask whether the domain runs", &error))?;
         Ok(active.then_some(Running { domain, uuid }))
@@ -95,11 +97,18 @@ impl Running {
 
     /// The `virt` crate has no call for this one, and this package no unsafe code: virsh makes it.
     fn pin_iothread(&self, id: u32, cpus: &CpuSet) -> Result<()> {
-        let refused = |what: &str| {
-            Error::new(Code::LibvirtFailed, format!("cannot pin I/O thread {id} to CPUs {cpus}: {what}"))
-        };
+        let refused =
+            |what: &str| Error::new(Code::LibvirtFailed, format!("cannot pin I/O thread {id} to CPUs {cpus}: {what}"));
         let output = Command::new("virsh")
-            .args(["--connect", URI, "iothreadpin", &self.uuid.to_string(), &id.to_string(), &cpus.to_string(), "--live"])
+            .args([
+                "--connect",
+                URI,
+                "iothreadpin",
+                &self.uuid.to_string(),
+                &id.to_string(),
+                &cpus.to_string(),
+                "--live",
+            ])
             .stdin(Stdio::null())
             .output()
             .map_err(|error| refused(&format!("virsh: {error}")))?;

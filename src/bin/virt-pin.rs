@@ -1,3 +1,5 @@
-//! The command line.
+//! The command line; see `virt-pin help`.
 
-fn main() {}
+fn main() -> std::process::ExitCode {
+    virt_pin::cli::main()
+}

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{Context, subject, to_json};
+use super::{Answer, Context, subject, to_json};
 use crate::alloc::plan::Plan;
 use crate::cpuset::CpuId;
 use crate::decision::{self, Situation, Wish};
@@ -49,7 +49,7 @@ impl From<&Plan> for PlanView {
 }
 
 /// The text or JSON; a refusal is an answer that is printed, and then an error for the exit status.
-pub(super) fn explain(context: &Context, what: &str) -> Result<String> {
+pub(super) fn explain(context: &Context, what: &str) -> Result<Answer> {
     let text = subject::xml(&context.root, what)?;
     let domain = Domain::parse(&text)?;
     let identity = read::identity(&domain)?;
@@ -65,18 +65,26 @@ pub(super) fn explain(context: &Context, what: &str) -> Result<String> {
         Wish::Dedicated(wish) => wish,
         Wish::Static(cpus) => {
             let leases = lock::read(&context.root)?;
-            steps.push(format!("no policy, but its XML pins it to CPUs {cpus}: respected as a static lease while it runs"));
+            steps.push(format!(
+                "no policy, but its XML pins it to CPUs {cpus}: respected as a static lease while it runs"
+            ));
             let owner = leases.iter().find(|lease| {
                 Some(lease.uuid) != identity.uuid && lease.plan().is_some() && !lease.cpus().is_disjoint(&cpus)
             });
             if let Some(owner) = owner {
-                steps.push(format!("its start would be refused: CPUs {} are leased to \"{}\"", owner.cpus(), printable(&owner.name)));
+                steps.push(format!(
+                    "its start would be refused: CPUs {} are leased to \"{}\"",
+                    owner.cpus(),
+                    printable(&owner.name)
+                ));
             }
-            return if context.json { view("static", &steps, None, None) } else { Ok(render(name, &steps, None)) };
+            let answer = if context.json { view("static", &steps, None, None)? } else { render(name, &steps, None) };
+            return Ok(answer.into());
         }
         Wish::Shared => {
             steps.push("no policy asks for dedicated CPUs: it gets no lease".to_owned());
-            return if context.json { view("shared", &steps, None, None) } else { Ok(render(name, &steps, None)) };
+            let answer = if context.json { view("shared", &steps, None, None)? } else { render(name, &steps, None) };
+            return Ok(answer.into());
         }
     };
     steps.push(format!("dedicated by {}: {}", wish.policy_from, describe(&wish.request)));
@@ -89,15 +97,13 @@ pub(super) fn explain(context: &Context, what: &str) -> Result<String> {
     let taken = leases.taken_from(identity.uuid);
     let result = situation.plan(&wish, existing, &taken, false, &mut |step| steps.push(step.to_string()));
     match result {
-        Ok(plan) if context.json => view("dedicated", &steps, Some(PlanView::from(&plan)), None),
-        Ok(plan) => Ok(render(name, &steps, Some(&plan))),
+        Ok(plan) if context.json => view("dedicated", &steps, Some(PlanView::from(&plan)), None).map(Answer::from),
+        Ok(plan) => Ok(render(name, &steps, Some(&plan)).into()),
         Err(error) => {
             let error = decision::about(error, name, Some((&leases, identity.uuid)));
-            let answer = if context.json { view("dedicated", &steps, None, Some(&error))? } else { render(name, &steps, None) };
-            // The answer first, then the error: both are wanted, each on its own channel.
-            use std::io::Write;
-            let _ = std::io::stdout().write_all(answer.as_bytes());
-            Err(error)
+            let text =
+                if context.json { view("dedicated", &steps, None, Some(&error))? } else { render(name, &steps, None) };
+            Ok(Answer { text, failed: Some(error) })
         }
     }
 }
@@ -123,7 +129,9 @@ fn render(name: &str, steps: &[String], plan: Option<&Plan>) -> String {
         out.push_str(&format!("  vCPU {vcpu:<9} CPU {cpu}\n"));
     }
     let nodes = plan.nodes.iter().map(|node| CpuId(node.0)).collect::<crate::cpuset::CpuSet>();
-    for (title, cpus) in [("parked", &plan.parked), ("emulator", &plan.emulator), ("I/O threads", &plan.iothreads), ("nodes", &nodes)] {
+    for (title, cpus) in
+        [("parked", &plan.parked), ("emulator", &plan.emulator), ("I/O threads", &plan.iothreads), ("nodes", &nodes)]
+    {
         if !cpus.is_empty() {
             out.push_str(&format!("  {title:<14} {cpus}\n"));
         }

@@ -28,7 +28,9 @@ struct View<'l> {
 impl<'l> From<&'l Lease> for View<'l> {
     fn from(lease: &'l Lease) -> View<'l> {
         let plan = lease.plan();
-        let set = |of: &dyn Fn(&crate::alloc::plan::Plan) -> CpuSet| plan.map(|plan| of(plan).to_string()).unwrap_or_default();
+        let set = |of: &dyn Fn(&crate::alloc::plan::Plan) -> CpuSet| {
+            plan.map(|plan| of(plan).to_string()).unwrap_or_default()
+        };
         View {
             name: &lease.name,
             uuid: lease.uuid.to_string(),
@@ -64,7 +66,16 @@ fn row(lease: &Lease) -> Vec<String> {
     let view = View::from(lease);
     let vcpus = if view.vcpus.is_empty() { String::new() } else { view.vcpus.len().to_string() };
     let name = printable(&lease.name);
-    vec![name, state(lease).to_owned(), view.kind.to_owned(), dash(vcpus), dash(view.nodes), dash(view.parked), dash(view.emulator), dash(view.cpus)]
+    vec![
+        name,
+        state(lease).to_owned(),
+        view.kind.to_owned(),
+        dash(vcpus),
+        dash(view.nodes),
+        dash(view.parked),
+        dash(view.emulator),
+        dash(view.cpus),
+    ]
 }
 
 pub(super) fn lease(context: &Context, domain: &str) -> Result<String> {
@@ -75,7 +86,8 @@ pub(super) fn lease(context: &Context, domain: &str) -> Result<String> {
     }
     let view = View::from(lease);
     let mut out = String::new();
-    let mut line = |title: &str, value: &str| out.push_str(&format!("{:<15} {}\n", format!("{title}:"), dash(value.to_owned())));
+    let mut line =
+        |title: &str, value: &str| out.push_str(&format!("{:<15} {}\n", format!("{title}:"), dash(value.to_owned())));
     line("Name", &printable(&lease.name));
     line("UUID", &view.uuid);
     line("State", state(lease));

@@ -26,8 +26,8 @@ use clap::{Parser, Subcommand};
 use crate::config::settings::Settings;
 use crate::cpuset::CpuSet;
 use crate::error::{Code, Error, Result};
+use crate::host::description;
 use crate::host::root::Root;
-use crate::host::{description, sysfs};
 
 /// CPUs of their own for libvirt/QEMU virtual machines.
 #[derive(Debug, Parser)]
@@ -97,6 +97,13 @@ enum Verb {
     Reconcile,
 }
 
+impl Verb {
+    /// Whether the verb changes the machine or asks its libvirt, so that a description cannot stand in for it.
+    fn needs_this_machine(&self) -> bool {
+        matches!(self, Verb::Install { .. } | Verb::Uninstall | Verb::Sync { .. } | Verb::Reconcile)
+    }
+}
+
 /// What every verb works on.
 struct Context {
     root: Root,
@@ -115,6 +122,19 @@ impl Context {
     }
 }
 
+/// What a verb answers: text for stdout, and for those that answer *and* fail (`explain` of a refusal, `check`) the error
+/// behind the exit status.
+struct Answer {
+    text: String,
+    failed: Option<Error>,
+}
+
+impl From<String> for Answer {
+    fn from(text: String) -> Answer {
+        Answer { text, failed: None }
+    }
+}
+
 /// The command: runs one verb.
 pub fn main() -> ExitCode {
     let arguments = match Arguments::try_parse() {
@@ -126,53 +146,48 @@ pub fn main() -> ExitCode {
         }
     };
     let json = arguments.json;
-    let result = run(arguments).and_then(|text| {
-        let mut stdout = io::stdout().lock();
-        let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
-        match written {
-            // The reader has seen enough (`| head`).
-            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-            written => written.map_err(|error| Error::new(Code::HostIo, "cannot write to stdout").because(error)),
-        }
+    let answer = run(arguments).unwrap_or_else(|error| {
+        let text = if json { error_json(&error) + "\n" } else { String::new() };
+        Answer { text, failed: Some(error) }
     });
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            if json {
-                let _ = writeln!(io::stdout(), "{}", error_json(&error));
-            }
+    let mut stdout = io::stdout().lock();
+    let written = stdout.write_all(answer.text.as_bytes()).and_then(|()| stdout.flush());
+    let unwritten = match written {
+        // The reader has seen enough (`| head`).
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => None,
+        Err(error) => Some(Error::new(Code::HostIo, "cannot write to stdout").because(error)),
+        Ok(()) => None,
+    };
+    match answer.failed.or(unwritten) {
+        None => ExitCode::SUCCESS,
+        Some(error) => {
             let _ = io::stderr().write_all(error.render().as_bytes());
             ExitCode::from(error.code.exit())
         }
     }
 }
 
-/// Runs one verb; its answer is text for stdout.
-fn run(arguments: Arguments) -> Result<String> {
+/// Runs one verb.
+fn run(arguments: Arguments) -> Result<Answer> {
     let context = context(&arguments)?;
-    let this_machine = |verb: &str| {
-        if context.root.is_description() {
-            return Err(Error::new(Code::Usage, format!("`{verb}` works on this machine, not on a description (--host)")));
-        }
-        Ok(())
-    };
-    match arguments.verb {
+    if context.root.is_description() && arguments.verb.needs_this_machine() {
+        return Err(Error::new(Code::Usage, "this verb works on this machine, not on a description (--host)"));
+    }
+    let text = match arguments.verb {
+        Verb::Explain { subject } => return explain::explain(&context, &subject),
+        Verb::Check => return check::check(&context),
         Verb::List => lease::list(&context),
         Verb::Lease { domain } => lease::lease(&context, &domain),
         Verb::Capacity => capacity::capacity(&context),
-        Verb::Topology => {
-            let topology = sysfs::read(&context.root)?;
-            Ok(if context.json { topology::json(&topology) + "\n" } else { topology::table(&topology) })
-        }
-        Verb::Explain { subject } => explain::explain(&context, &subject),
+        Verb::Topology => topology::topology(&context),
         Verb::Transform { file } => transform::transform(&context, &file),
         Verb::Gather { file } => gather::gather(&context, file.as_deref()),
-        Verb::Check => check::check(&context),
-        Verb::Install { hook } => this_machine("install").and_then(|()| install::install(&context, hook.as_deref())),
-        Verb::Uninstall => this_machine("uninstall").and_then(|()| install::uninstall(&context)),
-        Verb::Sync { domain, after_stdin } => this_machine("sync").and_then(|()| sync::sync(&context, &domain, after_stdin)),
-        Verb::Reconcile => this_machine("reconcile").and_then(|()| reconcile::reconcile(&context)),
-    }
+        Verb::Install { hook } => install::install(&context, hook.as_deref()),
+        Verb::Uninstall => install::uninstall(&context),
+        Verb::Sync { domain, after_stdin } => sync::sync(&context, &domain, after_stdin),
+        Verb::Reconcile => reconcile::reconcile(&context),
+    };
+    text.map(Answer::from)
 }
 
 fn context(arguments: &Arguments) -> Result<Context> {
@@ -187,7 +202,8 @@ fn context(arguments: &Arguments) -> Result<Context> {
         }
     };
     let pinnable = arguments.pinnable.as_deref().map(|list| {
-        CpuSet::parse_kernel_list(list).map_err(|error| Error::new(Code::Usage, format!("--pinnable \"{list}\": {error}")))
+        CpuSet::parse_kernel_list(list)
+            .map_err(|error| Error::new(Code::Usage, format!("--pinnable \"{list}\": {error}")))
     });
     Ok(Context { root, pinnable: pinnable.transpose()?, json: arguments.json })
 }

@@ -57,3 +57,4 @@ mod tests {
         assert_eq!(text.replace(['\n', ' '], ""), format!("Offline:{list}"));
         assert_eq!(wrapped(" - ", ""), " -\n");
     }
+}

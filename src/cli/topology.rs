@@ -9,9 +9,17 @@ use std::fmt::Display;
 
 use serde::Serialize;
 
+use super::Context;
 use super::table::{columns, wrapped};
 use crate::cpuset::CpuSet;
+use crate::error::Result;
+use crate::host::sysfs;
 use crate::host::{CoreClass, Cpu, HugePages, Node, Topology};
+
+pub(super) fn topology(context: &Context) -> Result<String> {
+    let topology = sysfs::read(&context.root)?;
+    Ok(if context.json { json(&topology) + "\n" } else { table(&topology) })
+}
 
 /// The JSON document.
 #[derive(Serialize)]

@@ -62,6 +62,13 @@ fn parse_status(text: &str) -> std::result::Result<Status, String> {
     Ok(Status { pid, vcpus: vcpus.collect() })
 }
 
+/// The live `<domain>` document inside the text of a status file.
+pub fn live_domain(status: &str) -> Option<String> {
+    let document = roxmltree::Document::parse(status).ok()?;
+    let domain = document.root_element().children().find(|node| node.has_tag_name("domain"))?;
+    status.get(domain.range()).map(str::to_owned)
+}
+
 /// The pid of the domain's QEMU if it lives: it holds a POSIX lock on its pid file from before its exec until its end.
 /// `None` if nobody holds it, or there is no such file.
 pub fn living_pid(root: &Root, name: &str) -> Option<u32> {

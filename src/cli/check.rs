@@ -1,0 +1,290 @@
+//! `virt-pin check`: does everything hold together? Host, configuration, hook, state, and the leases against reality.
+//!
+//! In the manner of virt-host-validate: one line per question, PASS, WARN or FAIL, and behind it what to do.
+
+use std::fs;
+
+use serde::Serialize;
+
+use super::install::{ALONE, IN_DIRECTORY, daemon, is_executable, is_ours};
+use super::{Answer, Context, to_json};
+use crate::alloc::Supply;
+use crate::alloc::pools::pools;
+use crate::config::settings::Settings;
+use crate::cpuset::CpuSet;
+use crate::decision::Situation;
+use crate::enforce::{self, Confinement, binding};
+use crate::error::{Code, Error, Result, printable};
+use crate::host::cgroup::{Hierarchy, has_machined, hierarchy};
+use crate::host::root::Root;
+use crate::host::{process, qemu};
+use crate::lock;
+use crate::lock::leases::Leases;
+use crate::lock::reclaim::reclaim;
+
+/// One question and its answer.
+#[derive(Debug, Serialize)]
+struct Finding {
+    area: &'static str,
+    check: String,
+    result: Verdict,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    message: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Verdict {
+    Pass,
+    Warn,
+    Fail,
+}
+
+/// The findings so far.
+#[derive(Default)]
+struct Findings(Vec<Finding>);
+
+impl Findings {
+    fn add(&mut self, area: &'static str, check: impl Into<String>, result: Verdict, message: impl Into<String>) {
+        self.0.push(Finding { area, check: check.into(), result, message: message.into() });
+    }
+
+    fn pass(&mut self, area: &'static str, check: impl Into<String>) {
+        self.add(area, check, Verdict::Pass, "");
+    }
+
+    /// PASS if nothing is there to be said, else WARN with it.
+    fn unless(&mut self, area: &'static str, check: impl Into<String>, worry: Option<String>) {
+        let result = if worry.is_some() { Verdict::Warn } else { Verdict::Pass };
+        self.add(area, check, result, worry.unwrap_or_default());
+    }
+
+    fn error(&mut self, area: &'static str, check: impl Into<String>, error: &Error) {
+        let hint = error.hint.as_deref().unwrap_or(error.code.advice());
+        self.add(area, check, Verdict::Fail, format!("{} ({hint})", error.message));
+    }
+}
+
+pub(super) fn check(context: &Context) -> Result<Answer> {
+    let mut findings = Findings::default();
+    let settings = match context.settings() {
+        Ok(settings) => {
+            let files = if settings.files.is_empty() { "no file".to_owned() } else { settings.files.join(", ") };
+            findings.pass("config", format!("can be understood ({files})"));
+            Some(settings)
+        }
+        Err(error) => {
+            findings.error("config", "can be understood", &error);
+            None
+        }
+    };
+    if let Some(settings) = &settings {
+        host(context, settings, &mut findings);
+    }
+    if !context.root.is_description() {
+        hook(context, settings.as_ref(), &mut findings);
+        state(&context.root, &mut findings);
+    }
+    let failed = findings.0.iter().filter(|finding| finding.result == Verdict::Fail).count();
+    let text = if context.json { to_json(&serde_json::json!({ "checks": findings.0 }))? } else { render(&findings.0) };
+    let failed = (failed > 0).then(|| Error::new(Code::CheckFailed, format!("{failed} checks failed")));
+    Ok(Answer { text, failed })
+}
+
+fn host(context: &Context, settings: &Settings, findings: &mut Findings) {
+    let situation = match Situation::read(&context.root, settings, None) {
+        Ok(situation) => situation,
+        Err(error) => return findings.error("host", "topology can be read", &error),
+    };
+    let losses = situation.topology.losses();
+    findings.unless("host", "topology is fully known", (!losses.is_empty()).then(|| losses.join("; ")));
+    let taken = CpuSet::new();
+    let supply = Supply { topology: &situation.topology, pinnable: &situation.pinnable, taken: &taken };
+    let pools = pools(&supply);
+    if settings.pinnable.is_empty() {
+        let message = "none: every dedicated VM is refused (set pinnable_cpus in /etc/virt-pin/virt-pin.toml)";
+        return findings.add("host", "CPUs may be handed out", Verdict::Warn, message);
+    }
+    findings.pass("host", format!("CPUs may be handed out ({})", settings.pinnable));
+    let listed = |cpus: &CpuSet, what: &str| (!cpus.is_empty()).then(|| format!("CPUs {cpus} {what}"));
+    findings.unless(
+        "host",
+        "every pinnable CPU is online",
+        listed(&settings.pinnable.difference(situation.topology.online()), "are offline or absent: never handed out"),
+    );
+    findings.unless(
+        "host",
+        "every pinnable CPU can be given to a VM's cgroup",
+        listed(&situation.out_of_reach, "are outside the cgroup of VMs: never handed out"),
+    );
+    findings.unless(
+        "host",
+        "every pinnable CPU is part of a whole pinnable core",
+        listed(&pools.withheld, "have a sibling that is not pinnable: only for cores=\"thread\""),
+    );
+    findings.unless(
+        "host",
+        "there are housekeeping CPUs",
+        pools
+            .housekeeping
+            .is_empty()
+            .then(|| "none: set emulator and iothreads to \"isolate\" or \"share\"".to_owned()),
+    );
+    confinement(&context.root, findings);
+}
+
+fn confinement(root: &Root, findings: &mut Findings) {
+    let found = hierarchy(root).and_then(|found| enforce::confinement(root).map(|how| (found, how)));
+    let (hierarchy, how) = match found {
+        Ok(found) => found,
+        Err(error) => return findings.error("host", "cgroups can be read", &error),
+    };
+    let machined = if has_machined(root) { "with machined" } else { "without machined" };
+    let kind = match hierarchy {
+        Some(Hierarchy::V1(mount)) => format!("cgroup v1 at {mount}, {machined}"),
+        Some(Hierarchy::V2(mount)) => format!("cgroup v2 at {mount}, {machined}"),
+        None => "no cpuset controller".to_owned(),
+    };
+    match how {
+        Confinement::BeforeExec { .. } => {
+            findings.pass("host", format!("VMs are confined before QEMU is executed ({kind})"));
+        }
+        Confinement::AtStarted => findings.add(
+            "host",
+            format!("VMs are confined before QEMU is executed ({kind})"),
+            Verdict::Warn,
+            "not on this kind of host yet: threads are bound when libvirt reports the VM started",
+        ),
+    }
+}
+
+fn hook(context: &Context, settings: Option<&Settings>, findings: &mut Findings) {
+    let root = &context.root;
+    let places = [IN_DIRECTORY, ALONE].map(|place| (place, root.resolve(place)));
+    let ours: Vec<_> =
+        places.iter().filter(|(_, path)| fs::read(path).is_ok_and(|program| is_ours(&program))).collect();
+    let Some((place, path)) = ours.first() else {
+        return findings.add("hook", "is installed", Verdict::Fail, "not found: run `virt-pin install`");
+    };
+    findings.pass("hook", format!("is installed ({place})"));
+    findings.unless("hook", "is installed once", (ours.len() > 1).then(|| format!("also as {ALONE}: remove one")));
+    if !is_executable(path) {
+        let message =
+            "it is not: VMs would be killed when the daemon restarts (chmod 0755 it, or `virt-pin install` again)";
+        findings.add("hook", "is executable", Verdict::Fail, message);
+    }
+    let link = fs::symlink_metadata(path).is_ok_and(|found| found.is_symlink());
+    findings.unless(
+        "hook",
+        "is a file of its own",
+        link.then(|| {
+            "it is a symbolic link: AppArmor may deny its target (`virt-pin install` makes a copy)".to_owned()
+        }),
+    );
+    seen_by_daemon(root, path, findings);
+    if let Some(settings) = settings {
+        let found = is_executable(&root.resolve(&settings.command));
+        let message = format!(
+            "{} is not there: live XML will not show leases (set command in the configuration)",
+            settings.command
+        );
+        findings.unless("hook", "finds the virt-pin command", (!found).then_some(message));
+    }
+}
+
+/// The daemon looks for hooks when it starts and when it reloads. A hook newer than the daemon is seen only if it has
+/// reloaded since, which cannot be read anywhere; a lease granted under this daemon proves it.
+fn seen_by_daemon(root: &Root, hook: &std::path::Path, findings: &mut Findings) {
+    let Some((name, pid)) = daemon(root) else {
+        return findings.add("hook", "is seen by the daemon", Verdict::Warn, "no libvirt daemon runs");
+    };
+    let check = format!("is seen by the daemon ({name}, pid {pid})");
+    let started = fs::metadata(root.resolve(&format!("/proc/{pid}"))).and_then(|found| found.modified());
+    let installed = fs::metadata(hook).and_then(|found| found.created().or_else(|_| found.modified()));
+    let older = started.and_then(|started| installed.map(|installed| installed < started)).unwrap_or(false);
+    let daemon = process::process(root, pid).ok().flatten();
+    let proven =
+        daemon.is_some() && lock::read(root).is_ok_and(|leases| leases.iter().any(|lease| lease.daemon == daemon));
+    let worry = format!("it was installed after the daemon started: reload it if you have not (kill -HUP {pid})");
+    findings.unless("hook", check, (!older && !proven).then_some(worry));
+}
+
+fn state(root: &Root, findings: &mut Findings) {
+    let mut leases = match lock::read(root) {
+        Ok(leases) => leases,
+        Err(error) => return findings.error("state", "leases can be read", &error),
+    };
+    findings.pass("state", format!("leases can be read ({})", leases.iter().count()));
+    match reclaim(root, &mut leases) {
+        Ok(void) => {
+            let names: Vec<_> =
+                void.iter().map(|(lease, why)| format!("\"{}\": {why}", printable(&lease.name))).collect();
+            let worry =
+                (!names.is_empty()).then(|| format!("{} (ended at the next event of any VM)", names.join("; ")));
+            findings.unless("state", "every lease has a living VM", worry);
+        }
+        Err(error) => findings.error("state", "every lease has a living VM", &error),
+    }
+    for lease in leases.iter().filter(|lease| lease.qemu.is_some()) {
+        let Some(plan) = lease.plan() else { continue };
+        let check = format!("threads of \"{}\" are where its lease says", printable(&lease.name));
+        match qemu::status(root, &lease.name).and_then(|status| match status {
+            Some(status) => binding::misplaced(root, &status, plan),
+            None => Err(Error::new(Code::HostIo, "libvirt has no status file of it (renamed?)")),
+        }) {
+            Ok(misplaced) => match misplaced.first() {
+                None => findings.pass("lease", check),
+                Some(found) => {
+                    let (name, tid) = (printable(&found.thread.name), found.thread.tid);
+                    let message = format!(
+                        "\"{name}\" (tid {tid}) may run on CPUs {}, not {}",
+                        found.thread.allowed, found.wanted
+                    );
+                    findings.add("lease", check, Verdict::Fail, message);
+                }
+            },
+            Err(error) => findings.error("lease", check, &error),
+        }
+    }
+    intruders(root, &leases, findings);
+}
+
+/// VMs whose threads may run on CPUs that are leased to another.
+fn intruders(root: &Root, leases: &Leases, findings: &mut Findings) {
+    let names = root.list(qemu::RUN_DIR).unwrap_or_default();
+    let running = names.iter().filter_map(|name| name.strip_suffix(".xml"));
+    let mut worries = Vec::new();
+    for name in running.filter(|name| qemu::living_pid(root, name).is_some()) {
+        let Ok(Some(status)) = qemu::status(root, name) else { continue };
+        let own = leases.iter().find(|lease| lease.name == name);
+        let others =
+            leases.iter().filter(|lease| lease.plan().is_some() && Some(lease.uuid) != own.map(|own| own.uuid));
+        let leased = others.fold(CpuSet::new(), |all, lease| all.union(&lease.cpus()));
+        let threads = process::threads(root, status.pid).unwrap_or_default();
+        let reach = threads.iter().fold(CpuSet::new(), |all, thread| all.union(&thread.allowed)).intersection(&leased);
+        if !reach.is_empty() {
+            worries.push(format!("\"{}\" may run on leased CPUs {reach}", printable(name)));
+        }
+    }
+    let worry = (!worries.is_empty())
+        .then(|| format!("{} (this version does not confine VMs without a lease)", worries.join("; ")));
+    findings.unless("lease", "no other VM may run on leased CPUs", worry);
+}
+
+fn render(findings: &[Finding]) -> String {
+    const WIDTH: usize = 66;
+    let mut out = String::new();
+    for finding in findings {
+        let line = format!("{:>6}: {}", finding.area, finding.check);
+        let verdict = match finding.result {
+            Verdict::Pass => "PASS",
+            Verdict::Warn => "WARN",
+            Verdict::Fail => "FAIL",
+        };
+        out.push_str(&format!("{line:<WIDTH$} : {verdict}\n"));
+        if !finding.message.is_empty() {
+            out.push_str(&super::table::wrapped("        ", &finding.message));
+        }
+    }
+    out
+}

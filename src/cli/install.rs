@@ -1,0 +1,171 @@
+//! `virt-pin install` and `uninstall`: the hook where libvirt looks for it, and nobody else's script harmed.
+//!
+//! libvirt >= 6.5 runs every executable in `/etc/libvirt/hooks/qemu.d/`; before that only `/etc/libvirt/hooks/qemu`. The
+//! hook is a copy, not a link: AppArmor judges a link by its target. It is executable from its first instant there: a
+//! hook that cannot be executed when the daemon reconnects to its VMs kills them.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use super::Context;
+use crate::error::{Code, Error, Result};
+use crate::host::process;
+use crate::host::root::Root;
+use crate::libvirt;
+use crate::lock;
+
+/// Where libvirt looks.
+pub(super) const HOOKS: &str = "/etc/libvirt/hooks";
+/// The hook's place with libvirt >= 6.5.
+pub(super) const IN_DIRECTORY: &str = "/etc/libvirt/hooks/qemu.d/10-virt-pin";
+/// The hook's place before.
+pub(super) const ALONE: &str = "/etc/libvirt/hooks/qemu";
+/// Where packages put the program to be copied.
+const PACKAGED: &str = "/usr/lib/virt-pin/virt-pin-hook";
+/// In every build of the hook (its usage text), and in nobody else's script.
+const MARK: &[u8] = b"usage: virt-pin-hook NAME OPERATION";
+/// The first libvirt with `qemu.d/`.
+const WITH_DIRECTORY: (u32, u32) = (6, 5);
+
+pub(super) fn install(context: &Context, hook: Option<&Path>) -> Result<String> {
+    let source = match hook {
+        Some(hook) => hook.to_owned(),
+        None => find_hook()?,
+    };
+    let program = fs::read(&source).map_err(|error| Error::io(Code::HostIo, "read", &source, error))?;
+    if !is_ours(&program) {
+        return Err(Error::new(Code::Usage, format!("{} is not the virt-pin hook", source.display())));
+    }
+    let root = &context.root;
+    let place = if libvirt::version()? >= WITH_DIRECTORY { IN_DIRECTORY } else { ALONE };
+    let target = root.resolve(place);
+    let before = match fs::read(&target) {
+        Ok(found) if !is_ours(&found) => {
+            return Err(Error::new(
+                Code::InstallConflict,
+                format!("{} is somebody else's script; it was left as it is", target.display()),
+            ));
+        }
+        Ok(found) => Some(found),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        Err(error) => return Err(Error::io(Code::HostIo, "read", &target, error)),
+    };
+    if before.as_deref() == Some(&program) && is_executable(&target) {
+        return Ok(format!("The hook is installed already: {}\n", target.display()));
+    }
+    put(root, &target, &program)?;
+    let mut out = format!("Installed the hook: {}\n", target.display());
+    if before.is_some() {
+        out.push_str(
+            "It replaces an earlier one; libvirt runs the new one from now on, nothing has to be restarted.\n",
+        );
+    } else {
+        out.push_str(&reload_advice(root, "see the hook"));
+    }
+    if !Path::new("/etc/virt-pin/virt-pin.toml").exists() && root.is_this_machine() {
+        out.push_str(
+            "Next: say which CPUs may be handed out, in /etc/virt-pin/virt-pin.toml: pinnable_cpus = \"2-7\"\n",
+        );
+    }
+    Ok(out)
+}
+
+pub(super) fn uninstall(context: &Context) -> Result<String> {
+    let root = &context.root;
+    let mut out = String::new();
+    for place in [IN_DIRECTORY, ALONE] {
+        let path = root.resolve(place);
+        if fs::read(&path).is_ok_and(|found| is_ours(&found)) {
+            fs::remove_file(&path).map_err(|error| Error::io(Code::HostIo, "remove", &path, error))?;
+            out.push_str(&format!("Removed the hook: {}\n", path.display()));
+        }
+    }
+    // Ours if it is empty; somebody else's otherwise.
+    let _ = fs::remove_dir(root.resolve(&format!("{HOOKS}/qemu.d")));
+    if out.is_empty() {
+        return Ok("The hook is not installed.\n".to_owned());
+    }
+    out.push_str(&reload_advice(root, "no longer look for it (until then every start fails)"));
+    let held = lock::read(root).map(|leases| leases.iter().count()).unwrap_or_default();
+    if held > 0 {
+        out.push_str(&format!(
+            "{held} leases remain in {}: their VMs keep running where they are; a reboot clears them.\n",
+            lock::STATE_DIR
+        ));
+    }
+    Ok(out)
+}
+
+/// The hook program beside this command, or where packages put it.
+fn find_hook() -> Result<PathBuf> {
+    let beside = std::env::current_exe().ok().map(|exe| exe.with_file_name("virt-pin-hook"));
+    let candidates: Vec<PathBuf> = beside.into_iter().chain([PACKAGED.into()]).collect();
+    candidates.iter().find(|path| path.is_file()).cloned().ok_or_else(|| {
+        let looked: Vec<_> = candidates.iter().map(|path| path.display().to_string()).collect();
+        Error::new(Code::Usage, format!("cannot find virt-pin-hook (looked for {})", looked.join(", ")))
+            .with_hint("name it with --hook FILE")
+    })
+}
+
+/// Whether a file is (some build of) our hook.
+pub(super) fn is_ours(program: &[u8]) -> bool {
+    program.windows(MARK.len()).any(|window| window == MARK)
+}
+
+pub(super) fn is_executable(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|found| found.permissions().mode() & 0o111 == 0o111)
+}
+
+/// Copies the program there, whole and executable or not at all. The temporary file is beside `qemu.d`, not in it:
+/// libvirt runs every executable it finds there, whatever its name.
+fn put(root: &Root, target: &Path, program: &[u8]) -> Result<()> {
+    let failed = |verb: &'static str, path: &Path| {
+        let path = path.to_owned();
+        move |error| Error::io(Code::HostIo, verb, &path, error)
+    };
+    if let Some(dir) = target.parent() {
+        fs::create_dir_all(dir).map_err(failed("create", dir))?;
+    }
+    let temporary = root.resolve(&format!("{HOOKS}/.virt-pin-hook.new"));
+    match fs::remove_file(&temporary) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed("remove", &temporary)(error)),
+        _ => {}
+    }
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o755)
+        .open(&temporary)
+        .map_err(failed("create", &temporary))?;
+    file.write_all(program).map_err(failed("write", &temporary))?;
+    // The umask may have taken bits away.
+    file.set_permissions(fs::Permissions::from_mode(0o755)).map_err(failed("make executable", &temporary))?;
+    file.sync_all().map_err(failed("sync", &temporary))?;
+    drop(file);
+    fs::rename(&temporary, target).map_err(failed("rename to", target))?;
+    let dir = target.parent().unwrap_or(target);
+    File::open(dir).and_then(|dir| dir.sync_all()).map_err(failed("sync", dir))
+}
+
+/// What has to be done so that the running daemon notices.
+fn reload_advice(root: &Root, so_that: &str) -> String {
+    let how = if root.exists("/run/systemd/system") {
+        "systemctl reload libvirtd (or virtqemud)".to_owned()
+    } else if let Some((name, pid)) = daemon(root) {
+        format!("kill -HUP {pid} ({name})")
+    } else {
+        return "No libvirt daemon runs now; it looks for hooks when it starts.\n".to_owned();
+    };
+    format!("The running daemon has to reload to {so_that}: {how}\n")
+}
+
+/// The libvirt daemon that runs now, by its processes' names.
+pub(super) fn daemon(root: &Root) -> Option<(String, u32)> {
+    let pids = root.list("/proc").ok()?;
+    pids.iter().filter_map(|name| name.parse::<u32>().ok()).find_map(|pid| {
+        let (name, _) = process::name_and_parent(root, pid)?;
+        matches!(name.as_str(), "libvirtd" | "virtqemud").then_some((name, pid))
+    })
+}
