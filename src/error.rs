@@ -406,6 +406,12 @@ impl StdError for Error {
     }
 }
 
+/// A number and its noun: "1 whole core", "2 whole cores".
+pub fn counted(number: impl Into<u64>, noun: &str) -> String {
+    let number = number.into();
+    if number == 1 { format!("1 {noun}") } else { format!("{number} {noun}s") }
+}
+
 /// The text with every control character escaped, so that a VM's name cannot forge log lines or drive a terminal.
 pub fn printable(text: &str) -> String {
     let mut out = String::with_capacity(text.len());

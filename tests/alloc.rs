@@ -132,7 +132,7 @@ fn a_core_with_a_sibling_out_of_the_allowlist_is_no_whole_core() {
     refused(
         place(&grid(1, 1, 2, 2, false), "1,2", "", &request(1, &[])),
         Code::Unsatisfiable,
-        "needs 1 whole cores (1 vCPUs, 1 on each), this host has 0 that are pinnable",
+        "needs 1 whole core (1 vCPU, 1 on each), this host has 0 of them pinnable",
     );
     assert!(place(&grid(1, 1, 2, 2, false), "1,2", "", &request(2, &[("cores", "thread")])).is_ok());
 }
@@ -160,18 +160,18 @@ fn fewest_nodes_then_fewest_caches_then_best_fit() {
     refused(
         place(&host, "1-15", "", &request(12, &[("numa", "single")])),
         Code::Unsatisfiable,
-        "needs 12 whole cores on one node (12 vCPUs, 1 on each), this host has 8 that are pinnable",
+        "needs 12 whole cores on one node (12 vCPUs, 1 on each), this host has 8 of them pinnable",
     );
     refused(
         place(&host, "1-15", "4,8,12", &request(4, &[("cache", "single")])),
         Code::NeedsRepack,
-        "needs 4 whole cores in one last-level cache (4 vCPUs, 1 on each), 3 are free there; 12 whole cores and 12 threads \
-         are free in all, but scattered",
+        "needs 4 whole cores in one last-level cache (4 vCPUs, 1 on each), 3 of them free; 12 whole cores and 12 \
+         threads are free in all, but scattered",
     );
     refused(
         place(&host, "1-15", "1-13", &request(4, &[])),
         Code::Shortage,
-        "needs 4 whole cores (4 vCPUs, 1 on each), 2 of 15 are free",
+        "needs 4 whole cores (4 vCPUs, 1 on each), 2 of the 15 pinnable are free",
     );
 }
 
@@ -180,7 +180,7 @@ fn two_vms_of_single_threads_can_break_every_core() {
     refused(
         place(&grid(1, 1, 4, 2, false), "2-7", "2,4,6", &request(2, &[])),
         Code::NeedsRepack,
-        "needs 1 whole cores (2 vCPUs, 2 on each), 0 are free there; 0 whole cores and 3 threads are free in all, but scattered",
+        "needs 1 whole core (2 vCPUs, 2 on each), 0 of them free; 0 whole cores and 3 threads are free in all, but scattered",
     );
 }
 

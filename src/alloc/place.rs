@@ -22,7 +22,7 @@ use super::refusal::Refusal;
 use super::request::{GuestMemory, Pages, Request};
 use super::{Steps, Supply};
 use crate::cpuset::{CpuId, CpuSet, NodeId};
-use crate::error::Code;
+use crate::error::{Code, counted};
 use crate::host::{Cpu, Topology};
 
 /// The plan for a request, or why not.
@@ -40,13 +40,9 @@ pub(super) fn place(supply: &Supply<'_>, request: &Request, steps: Steps<'_>) ->
     if !withheld.is_empty() {
         steps(format_args!("withheld, as their core is not whole: {withheld}"));
     }
-    steps(format_args!(
-        "needed: {} vCPUs{}; free: {} {}",
-        demand.vcpus,
-        if demand.extra > 0 { format!(" and {} extra {}", demand.extra, unit(request)) } else { String::new() },
-        pieces.len(),
-        unit(request),
-    ));
+    let extra = if demand.extra > 0 { format!(" and {} extra", demand.extra) } else { String::new() };
+    let free = counted(pieces.len() as u64, unit(request));
+    steps(format_args!("needed: {}{extra}; free: {free}", counted(demand.vcpus, "vCPU")));
     let room = |nodes: &BTreeSet<NodeId>| lacking(supply.topology, request, nodes).is_none();
     let Some(choice) = by_class(&pieces, request, &demand, &room) else {
         let refusal = refuse(supply, request, &pieces, &demand);
@@ -79,7 +75,8 @@ fn impossible(supply: &Supply<'_>, request: &Request) -> Result<(), Refusal> {
     }
     if let ThreadsPerCore::Exactly(threads) = policy.threads_per_core {
         if request.vcpus % threads != 0 {
-            let reason = format!("{} vCPUs are not a multiple of threads-per-core=\"{threads}\"", request.vcpus);
+            let reason =
+                format!("{} are not a multiple of threads-per-core=\"{threads}\"", counted(request.vcpus, "vCPU"));
             return Err(Refusal::new(Code::PolicyInvalid, reason));
         }
     }
@@ -304,31 +301,29 @@ fn refuse(supply: &Supply<'_>, request: &Request, free: &[Piece], demand: &Deman
     let helpers =
         if demand.extra > 0 { format!(", {} for emulator or I/O threads", demand.extra) } else { String::new() };
     let vcpus = match request.policy.cores {
-        Cores::Whole => format!("{} vCPUs, {per_piece} on each", request.vcpus),
-        Cores::Thread => format!("{} vCPUs", request.vcpus),
+        Cores::Whole => format!("{}, {per_piece} on each", counted(request.vcpus, "vCPU")),
+        Cores::Thread => counted(request.vcpus, "vCPU"),
     };
     let refusal = |code, found: String, free| Refusal {
         needed: Some(needed),
         free: Some(free),
         unit,
-        ..Refusal::new(code, format!("needs {needed} {unit}{one} ({vcpus}{helpers}), {found}"))
+        ..Refusal::new(code, format!("needs {}{one} ({vcpus}{helpers}), {found}", counted(needed, unit)))
     };
     // Not even with every lease gone.
     if by_class(&all, request, demand, &|_| true).is_none() {
-        return refusal(Code::Unsatisfiable, format!("this host has {total} that are pinnable"), total);
+        return refusal(Code::Unsatisfiable, format!("this host has {total} of them pinnable"), total);
     }
     // Scattered: over nodes or caches, or as lone threads of cores that leases have broken.
     let per_core = all.iter().map(|piece| piece.cpus.len()).max().unwrap_or(1);
     let threads = all.iter().flat_map(|piece| &piece.cpus).filter(|&&cpu| !supply.taken.contains(cpu)).count();
     let anywhere = Demand { numa: Span::Any, cache: Span::Any, ..*demand };
     if choose::enough(free, &anywhere) || threads >= per_core * usize::try_from(needed).unwrap_or(usize::MAX) {
-        let found = format!(
-            "{available} are free there; {} {unit} and {threads} threads are free in all, but scattered",
-            free.len()
-        );
+        let (free, threads) = (counted(free.len() as u64, unit), counted(threads as u64, "thread"));
+        let found = format!("{available} of them free; {free} and {threads} are free in all, but scattered");
         return refusal(Code::NeedsRepack, found, available);
     }
-    refusal(Code::Shortage, format!("{available} of {total} are free"), available)
+    refusal(Code::Shortage, format!("{available} of the {total} pinnable are free"), available)
 }
 
 /// How many of the pieces lie in the one domain that the request has to fit in; all of them where it may spread.
@@ -345,8 +340,8 @@ fn most_in_one(pieces: &[Piece], request: &Request) -> u32 {
 
 fn unit(request: &Request) -> &'static str {
     match request.policy.cores {
-        Cores::Whole => "whole cores",
-        Cores::Thread => "threads",
+        Cores::Whole => "whole core",
+        Cores::Thread => "thread",
     }
 }
 

@@ -15,7 +15,7 @@ pub struct Refusal {
     pub needed: Option<u32>,
     /// How many of them are free where they would have to be.
     pub free: Option<u32>,
-    /// What `needed` and `free` count: "whole cores" or "threads".
+    /// What `needed` and `free` count: "whole core" or "thread".
     pub unit: &'static str,
 }
 

@@ -14,7 +14,7 @@ use crate::config::settings::Settings;
 use crate::cpuset::CpuSet;
 use crate::decision::Situation;
 use crate::enforce::{self, Confinement, binding};
-use crate::error::{Code, Error, Result, printable};
+use crate::error::{Code, Error, Result, counted, printable};
 use crate::host::cgroup::{Hierarchy, has_machined, hierarchy};
 use crate::host::root::Root;
 use crate::host::{process, qemu};
@@ -87,7 +87,8 @@ pub(super) fn check(context: &Context) -> Result<Answer> {
     }
     let failed = findings.0.iter().filter(|finding| finding.result == Verdict::Fail).count();
     let text = if context.json { to_json(&serde_json::json!({ "checks": findings.0 }))? } else { render(&findings.0) };
-    let failed = (failed > 0).then(|| Error::new(Code::CheckFailed, format!("{failed} checks failed")));
+    let failed =
+        (failed > 0).then(|| Error::new(Code::CheckFailed, format!("{} failed", counted(failed as u64, "check"))));
     Ok(Answer { text, failed })
 }
 

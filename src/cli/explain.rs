@@ -6,7 +6,7 @@ use super::{Answer, Context, subject, to_json};
 use crate::alloc::plan::Plan;
 use crate::cpuset::CpuId;
 use crate::decision::{self, Situation, Wish};
-use crate::error::{Error, Result, printable};
+use crate::error::{Error, Result, counted, printable};
 use crate::lock;
 use crate::xml::{Domain, read};
 
@@ -115,7 +115,7 @@ fn describe(request: &crate::alloc::request::Request) -> String {
         (Cores::Whole, ThreadsPerCore::Auto) => "on whole cores".to_owned(),
         (Cores::Whole, ThreadsPerCore::Exactly(count)) => format!("on whole cores, {count} on each"),
     };
-    format!("{} vCPUs {cores}", request.vcpus)
+    format!("{} {cores}", counted(request.vcpus, "vCPU"))
 }
 
 fn render(name: &str, steps: &[String], plan: Option<&Plan>) -> String {
@@ -137,7 +137,8 @@ fn render(name: &str, steps: &[String], plan: Option<&Plan>) -> String {
         }
     }
     if let Some(guest) = plan.guest {
-        out.push_str(&format!("  guest sees     {} cores of {} threads\n", guest.cores, guest.threads));
+        let (cores, threads) = (counted(guest.cores, "core"), counted(guest.threads, "thread"));
+        out.push_str(&format!("  guest sees     {cores} of {threads}\n"));
         if guest.threads == 1 && !plan.parked.is_empty() && plan.parked.len() < plan.vcpus.len() {
             out.push_str("  note: an odd number of vCPUs on cores of several threads: the guest sees each as a core\n");
         }

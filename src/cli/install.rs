@@ -10,7 +10,7 @@ use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use super::Context;
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, counted};
 use crate::host::process;
 use crate::host::root::Root;
 use crate::libvirt;
@@ -91,8 +91,9 @@ pub(super) fn uninstall(context: &Context) -> Result<String> {
     let held = lock::read(root).map(|leases| leases.iter().count()).unwrap_or_default();
     if held > 0 {
         out.push_str(&format!(
-            "{held} leases remain in {}: their VMs keep running where they are; a reboot clears them.\n",
-            lock::STATE_DIR
+            "Left in {}: {}. The VMs keep running where they are; a reboot clears it.\n",
+            lock::STATE_DIR,
+            counted(held as u64, "lease")
         ));
     }
     Ok(out)

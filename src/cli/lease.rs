@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::table::columns;
 use super::{Context, subject, to_json};
 use crate::cpuset::{CpuId, CpuSet};
-use crate::error::{Result, printable};
+use crate::error::{Result, counted, printable};
 use crate::lock;
 use crate::lock::leases::{Holds, Lease, State};
 
@@ -102,8 +102,8 @@ pub(super) fn lease(context: &Context, domain: &str) -> Result<String> {
         line("I/O threads", &view.iothreads);
         line("Nodes", &view.nodes);
         if let Some(guest) = plan.guest {
-            let (cores, threads) = (guest.cores, guest.threads);
-            line("Guest sees", &format!("{} socket, {cores} cores, {threads} threads per core", guest.sockets));
+            let (cores, threads) = (counted(guest.cores, "core"), counted(guest.threads, "thread"));
+            line("Guest sees", &format!("{cores} of {threads}"));
         }
     }
     if let Some(qemu) = lease.qemu {

@@ -10,7 +10,7 @@ use crate::alloc::plan::Plan;
 use crate::alloc::{Supply, check};
 use crate::cpuset::{CpuId, CpuSet, NodeId};
 use crate::decision::{Dedicated, Situation, Wish, wish};
-use crate::error::{Code, Error, Result, printable};
+use crate::error::{Code, Error, Result, counted, printable};
 use crate::host::process;
 use crate::host::qemu::{self, RUN_DIR};
 use crate::host::root::Root;
@@ -53,7 +53,7 @@ pub(super) fn reconcile(context: &Context) -> Result<String> {
     if context.json {
         return to_json(&serde_json::json!({ "leases": leases.iter().count(), "notes": out }));
     }
-    out.push(format!("{} leases.", leases.iter().count()));
+    out.push(format!("{} in all.", counted(leases.iter().count() as u64, "lease")));
     Ok(out.join("\n") + "\n")
 }
 

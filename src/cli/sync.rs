@@ -9,7 +9,7 @@ use std::io::Read;
 use super::{Context, subject};
 use crate::alloc::plan::Plan;
 use crate::cpuset::CpuSet;
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, counted, printable};
 use crate::libvirt::Libvirt;
 use crate::lock;
 use crate::xml::{Domain, read};
@@ -32,7 +32,7 @@ pub(super) fn sync(context: &Context, domain: &str, after_stdin: bool) -> Result
     let leases = lock::read(&context.root)?;
     let lease = subject::lease(&leases, domain)?;
     let Some(plan) = lease.plan() else {
-        return Ok(format!("Domain \"{}\" is pinned by hand; its XML is its own.\n", lease.name));
+        return Ok(format!("Domain \"{}\" is pinned by hand; its XML is its own.\n", printable(&lease.name)));
     };
     let about = |error: Error| error.in_domain(&lease.name);
     let Some(running) = libvirt.running(lease.uuid).map_err(about)? else {
@@ -42,7 +42,7 @@ pub(super) fn sync(context: &Context, domain: &str, after_stdin: bool) -> Result
     let changes = changes(&Domain::parse(&xml)?, plan).map_err(about)?;
     let count = changes.vcpus.len() + usize::from(changes.emulator.is_some()) + changes.iothreads.len();
     running.pin(&changes.vcpus, changes.emulator.as_ref(), &changes.iothreads).map_err(about)?;
-    Ok(format!("Domain \"{}\": {count} pins of its live XML set.\n", lease.name))
+    Ok(format!("Domain \"{}\": {} of its live XML set.\n", printable(&lease.name), counted(count as u64, "pin")))
 }
 
 #[derive(Debug, PartialEq, Eq)]

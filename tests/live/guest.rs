@@ -8,6 +8,7 @@ pub(crate) struct Guest {
     /// Its libvirt name.
     pub(crate) name: String,
     vcpus: u32,
+    current: Option<u32>,
     policy: Option<String>,
     tuning: String,
     cpu: String,
@@ -20,12 +21,26 @@ impl Guest {
 
     /// A guest with one vCPU that runs for ever.
     pub(crate) fn new(name: &str) -> Guest {
-        Guest { name: name.to_owned(), vcpus: 1, policy: None, tuning: String::new(), cpu: String::new(), disk: None }
+        Guest {
+            name: name.to_owned(),
+            vcpus: 1,
+            current: None,
+            policy: None,
+            tuning: String::new(),
+            cpu: String::new(),
+            disk: None,
+        }
     }
 
     /// The same guest with that many vCPUs.
     pub(crate) fn vcpus(mut self, vcpus: u32) -> Guest {
         self.vcpus = vcpus;
+        self
+    }
+
+    /// The same guest with only so many of its vCPUs plugged in at first.
+    pub(crate) fn current(mut self, vcpus: u32) -> Guest {
+        self.current = Some(vcpus);
         self
     }
 
@@ -76,9 +91,10 @@ impl Guest {
         if let Some(attributes) = &self.policy {
             write!(xml, "<metadata><pin:cpu xmlns:pin='urn:virt-pin:domain:1' {attributes}/></metadata>").unwrap();
         }
+        let current = self.current.map(|current| format!(" current='{current}'")).unwrap_or_default();
         write!(
             xml,
-            "<memory unit='MiB'>16</memory><vcpu>{vcpus}</vcpu>{tuning}\
+            "<memory unit='MiB'>16</memory><vcpu{current}>{vcpus}</vcpu>{tuning}\
              <os><type arch='x86_64' machine='pc'>hvm</type></os><features><acpi/></features>{cpu}\
              <devices><controller type='usb' model='none'/><memballoon model='none'/>"
         )

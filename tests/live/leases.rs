@@ -1,0 +1,279 @@
+//! What virt-pin promises, on real libvirt: a dedicated VM has its CPUs from start to end, and nobody else has them.
+//!
+//! The machine has two CPUs; most tests hand out CPU 1 and keep CPU 0 for the host.
+
+use std::collections::BTreeSet;
+
+use crate::guest::Guest;
+use crate::libvirtd::{Libvirtd, Options, Thread};
+
+/// CPU 1 may be handed out.
+const ONE: &str = "pinnable_cpus = \"1\"\n";
+
+fn dedicated(name: &str) -> Guest {
+    Guest::new(name).policy("policy='dedicated'")
+}
+
+impl Libvirtd {
+    /// The places of the VM's vCPU threads, in vCPU order, and those of all its other threads.
+    #[track_caller]
+    fn places(&self, name: &str) -> (Vec<String>, BTreeSet<String>) {
+        let threads = self.threads(name);
+        let (mut vcpus, others): (Vec<Thread>, Vec<Thread>) =
+            threads.into_iter().partition(|thread| thread.comm.starts_with("CPU "));
+        vcpus.sort_by(|a, b| a.comm.cmp(&b.comm));
+        (vcpus.into_iter().map(|thread| thread.cpus).collect(), others.into_iter().map(|thread| thread.cpus).collect())
+    }
+
+    #[track_caller]
+    fn assert_on_cpu_1(&self, name: &str) {
+        assert_eq!(self.places(name), (vec!["1".to_owned()], BTreeSet::from(["0".to_owned()])));
+    }
+
+    fn leases(&self) -> String {
+        self.file("/run/virt-pin/leases.json")
+    }
+
+    #[track_caller]
+    fn wait_for_no_lease(&self) {
+        self.wait_until("no lease is left", |daemon| daemon.leases().contains("\"leases\":[]"));
+        self.wait_until("no cgroup of a VM is left", |daemon| {
+            let machine = std::fs::read_dir(daemon.path("/sys/fs/cgroup/cpuset/machine"));
+            !machine.into_iter().flatten().flatten().any(|entry| entry.path().is_dir())
+        });
+    }
+}
+
+#[test]
+fn a_dedicated_vm_has_its_cpu_and_says_so() {
+    let Some(daemon) = Libvirtd::start(&Options::virt_pin(ONE)) else { return };
+    daemon.run(&dedicated("web"));
+    daemon.assert_on_cpu_1("web");
+    let cgroup = "/sys/fs/cgroup/cpuset/machine/qemu-1-web.libvirt-qemu";
+    let cpuset = |dir: &str| daemon.file(&format!("{cgroup}/{dir}cpuset.cpus")).trim().to_owned();
+    assert_eq!([cpuset(""), cpuset("vcpu0/"), cpuset("emulator/")], ["0-1", "1", "0"]);
+    let leases = daemon.leases();
+    assert!(leases.contains("\"state\":\"running\"") && leases.contains(&dedicated("web").uuid()), "{leases}");
+    // The live XML follows; the persistent one carries no CPU numbers.
+    daemon.wait_until("the live XML shows the lease", |daemon| {
+        let xml = daemon.virsh(&["dumpxml", "web"]).ok();
+        xml.contains("<vcpupin vcpu='0' cpuset='1'/>") && xml.contains("<emulatorpin cpuset='0'/>")
+    });
+    assert!(daemon.virsh(&["vcpupin", "web"]).ok().contains(" 0      1"));
+    assert!(daemon.virsh(&["emulatorpin", "web"]).ok().contains("*: 0"));
+    assert!(!daemon.virsh(&["dumpxml", "--inactive", "web"]).ok().contains("vcpupin"));
+    daemon.assert_on_cpu_1("web");
+    let list = daemon.exec(&["virt-pin", "list"]).ok();
+    assert!(list.contains(" web    running   dedicated   1"), "{list}");
+    daemon.destroy("web");
+    daemon.wait_for_no_lease();
+}
+
+#[test]
+fn the_second_one_is_refused_in_plain_words() {
+    let Some(daemon) = Libvirtd::start(&Options::virt_pin(ONE)) else { return };
+    daemon.run(&dedicated("first"));
+    daemon.define(&dedicated("second"));
+    let complaint = daemon.start_guest("second").refused();
+    for part in [
+        "unexpected exit status 20: virt-pin: error[cpu.placement.shortage]: domain \"second\": needs 1 whole core",
+        "0 of the 1 pinnable are free",
+        "hint: held by \"first\" 1; stop a VM that holds some",
+    ] {
+        assert!(complaint.contains(part), "{part:?} is not in: {complaint}");
+    }
+    daemon.assert_on_cpu_1("first");
+    // The release of the refused one has not ended the other's lease.
+    assert!(daemon.leases().contains("\"name\":\"first\""));
+    daemon.destroy("first");
+    daemon.run(&dedicated("second").powering_off());
+    daemon.wait_for_no_lease();
+}
+
+#[test]
+fn the_cpu_is_free_after_every_kind_of_end() {
+    let Some(daemon) = Libvirtd::start(&Options::virt_pin(ONE)) else { return };
+    daemon.run(&dedicated("off").powering_off());
+    daemon.wait_for_no_lease();
+    daemon.run(&dedicated("crash"));
+    daemon.kill_qemu("crash");
+    daemon.wait_for_no_lease();
+    daemon.define(&dedicated("late").without_its_disk());
+    daemon.start_guest("late").refused();
+    daemon.wait_for_no_lease();
+    daemon.run(&dedicated("last"));
+    daemon.assert_on_cpu_1("last");
+    daemon.kill_daemon();
+    daemon.signal(daemon.qemu("last"), "KILL");
+    daemon.start_daemon();
+    daemon.wait_for_no_lease();
+}
+
+#[test]
+fn odd_names_go_all_the_way() {
+    let Some(daemon) = Libvirtd::start(&Options::virt_pin(ONE)) else { return };
+    let long = "n".repeat(240);
+    for name in
+        ["with space", "--help", "...", "it's", "a&quot;b", "tab&#9;in", "虚拟机 😀", "$(id)", "*", "%s", long.as_str()]
+    {
+        let guest = dedicated(name);
+        daemon.define(&guest);
+        // virsh by UUID: it would take some of these names for options.
+        daemon.virsh(&["start", &guest.uuid()]).ok();
+        let lease = daemon.exec(&["virt-pin", "--json", "lease", &guest.uuid()]).ok();
+        assert!(lease.contains("\"vcpus\":[1]") && lease.contains("\"state\":\"running\""), "{name}: {lease}");
+        daemon.exec(&["virt-pin", "list"]).ok();
+        daemon.virsh(&["destroy", &guest.uuid()]).ok();
+        daemon.wait_for_no_lease();
+    }
+}
+
+#[test]
+fn iothreads_and_late_vcpus_are_where_the_lease_says() {
+    let Some(daemon) = Libvirtd::start(&Options::virt_pin("pinnable_cpus = \"0-1\"\n")) else { return };
+    let policy = "policy='dedicated' cores='thread' emulator='share' iothreads='share'";
+    let guest = Guest::new("late").vcpus(2).current(1).policy(policy).tuning("<iothreads>1</iothreads>");
+    daemon.run(&guest);
+    let lease = daemon.exec(&["virt-pin", "--json", "lease", "late"]).ok();
+    assert!(lease.contains("\"vcpus\":[0,1]"), "both vCPUs are leased for: {lease}");
+    assert_eq!(daemon.places("late").0, ["0"]);
+    daemon.wait_until("the live XML shows the lease", |daemon| {
+        let xml = daemon.virsh(&["dumpxml", "late"]).ok();
+        xml.contains("<vcpupin vcpu='1' cpuset='1'/>") && xml.contains("<iothreadpin iothread='1' cpuset='0-1'/>")
+    });
+    daemon.virsh(&["setvcpus", "late", "2", "--live"]).ok();
+    assert_eq!(daemon.places("late").0, ["0", "1"]);
+}
+
+#[test]
+fn hand_written_pins_are_respected_both_ways() {
+    let Some(daemon) = Libvirtd::start(&Options::virt_pin(ONE)) else { return };
+    let by_hand = Guest::new("hand").tuning("<cputune><vcpupin vcpu='0' cpuset='1'/></cputune>");
+    daemon.run(&by_hand);
+    daemon.define(&dedicated("web"));
+    let complaint = daemon.start_guest("web").refused();
+    assert!(complaint.contains("cpu.placement.shortage") && complaint.contains("held by \"hand\" 1"), "{complaint}");
+    daemon.destroy("hand");
+    daemon.start_guest("web").ok();
+    let complaint = daemon.start_guest("hand").refused();
+    assert!(
+        complaint.contains("error[cpu.static.conflict]") && complaint.contains("leased to domain \"web\""),
+        "{complaint}"
+    );
+    daemon.assert_on_cpu_1("web");
+}
+
+#[test]
+fn pins_beside_a_policy_are_taken_or_refused_with_the_way_out() {
+    let Some(daemon) = Libvirtd::start(&Options::virt_pin(ONE)) else { return };
+    let pinned = |cpu: u32| dedicated("both").tuning(&format!("<cputune><vcpupin vcpu='0' cpuset='{cpu}'/></cputune>"));
+    daemon.run(&pinned(1));
+    daemon.assert_on_cpu_1("both");
+    daemon.destroy("both");
+    daemon.define(&pinned(0));
+    let complaint = daemon.start_guest("both").refused();
+    assert!(complaint.contains("error[cpu.xml.stale-pins]") && complaint.contains("take <vcpupin>"), "{complaint}");
+    daemon.wait_for_no_lease();
+}
+
+#[test]
+fn a_lease_outlives_the_daemon_and_a_broken_state_file_kills_nobody() {
+    let Some(daemon) = Libvirtd::start(&Options::virt_pin(ONE)) else { return };
+    daemon.run(&dedicated("lasting"));
+    let before = daemon.leases();
+    daemon.restart_daemon();
+    assert_eq!(daemon.virsh(&["domstate", "lasting"]).ok().trim(), "running");
+    assert!(daemon.leases().contains(&dedicated("lasting").uuid()), "{before}");
+    daemon.assert_on_cpu_1("lasting");
+    daemon.put("/run/virt-pin/leases.json", 0o600, b"{\"version\":1,");
+    daemon.restart_daemon();
+    assert_eq!(daemon.virsh(&["domstate", "lasting"]).ok().trim(), "running");
+    // New leases are refused, and the file is left alone, until somebody rebuilds it.
+    daemon.define(&dedicated("new"));
+    let complaint = daemon.start_guest("new").refused();
+    assert!(complaint.contains("error[state.corrupt]") && complaint.contains("virt-pin reconcile"), "{complaint}");
+    assert_eq!(daemon.leases(), "{\"version\":1,");
+    let said = daemon.exec(&["virt-pin", "reconcile"]).ok();
+    assert!(said.contains("\"lasting\": lease on CPUs 1"), "{said}");
+    let complaint = daemon.start_guest("new").refused();
+    assert!(complaint.contains("held by \"lasting\" 1"), "{complaint}");
+    daemon.destroy("lasting");
+    daemon.wait_for_no_lease();
+}
+
+#[test]
+fn a_saved_vm_comes_back_to_its_cpu() {
+    let Some(daemon) = Libvirtd::start(&Options::virt_pin(ONE)) else { return };
+    daemon.run(&dedicated("saved"));
+    daemon.virsh(&["managedsave", "saved"]).ok();
+    daemon.wait_for_no_lease();
+    daemon.start_guest("saved").ok();
+    daemon.assert_on_cpu_1("saved");
+    daemon.virsh(&["managedsave", "saved"]).ok();
+    daemon.run(&dedicated("other"));
+    // Refused at prepare: the image stays.
+    let complaint = daemon.start_guest("saved").refused();
+    assert!(complaint.contains("error[cpu.placement.shortage]"), "{complaint}");
+    assert!(daemon.virsh(&["dominfo", "saved"]).ok().contains("Managed save:   yes"));
+    daemon.destroy("other");
+    daemon.start_guest("saved").ok();
+    daemon.assert_on_cpu_1("saved");
+}
+
+#[test]
+fn a_policy_may_come_from_the_configuration() {
+    let config = "pinnable_cpus = \"1\"\n[[domain]]\nmatch = \"db-*\"\npolicy = \"dedicated\"\n";
+    let Some(daemon) = Libvirtd::start(&Options::virt_pin(config)) else { return };
+    daemon.run(&Guest::new("db-1"));
+    daemon.run(&Guest::new("web"));
+    daemon.assert_on_cpu_1("db-1");
+    daemon.put("/etc/virt-pin/virt-pin.toml", 0o644, b"pinnable_cpus = \"1\"\npinnable = 1\n");
+    daemon.destroy("db-1");
+    let complaint = daemon.start_guest("db-1").refused();
+    assert!(complaint.contains("error[config.invalid]: /etc/virt-pin/virt-pin.toml:2: pinnable"), "{complaint}");
+}
+
+#[test]
+fn a_transient_vm_has_its_lease_too() {
+    let Some(daemon) = Libvirtd::start(&Options::virt_pin(ONE)) else { return };
+    daemon.put("/run/transient.xml", 0o600, dedicated("gone").xml().as_bytes());
+    daemon.virsh(&["create", "/run/transient.xml"]).ok();
+    daemon.assert_on_cpu_1("gone");
+    daemon.destroy("gone");
+    daemon.wait_for_no_lease();
+}
+
+#[test]
+fn install_check_uninstall() {
+    let options = Options { cli: Options::virt_pin("").cli, ..Options::default() };
+    let Some(daemon) = Libvirtd::start(&options) else { return };
+    let hook = std::fs::read(env!("CARGO_BIN_EXE_virt-pin-hook")).unwrap();
+    daemon.put("/usr/lib/virt-pin/virt-pin-hook", 0o755, &hook);
+    daemon.put("/etc/virt-pin/virt-pin.toml", 0o644, ONE.as_bytes());
+    let script = b"#!/bin/sh\ntouch /run/theirs\n";
+    daemon.put("/etc/libvirt/hooks/qemu", 0o755, script);
+    let said = daemon.exec(&["virt-pin", "install"]).ok();
+    assert!(said.contains("/etc/libvirt/hooks/qemu.d/10-virt-pin") && said.contains("kill -HUP"), "{said}");
+    assert_eq!(daemon.file("/etc/libvirt/hooks/qemu").as_bytes(), script);
+    let said = daemon.exec(&["virt-pin", "install"]).ok();
+    assert!(said.contains("installed already"), "{said}");
+    daemon.reload_daemon();
+    daemon.run(&dedicated("web"));
+    daemon.assert_on_cpu_1("web");
+    daemon.exec(&["test", "-e", "/run/theirs"]).ok();
+    let said = daemon.exec(&["virt-pin", "check"]).ok();
+    assert!(!said.contains("FAIL") && said.contains("threads of \"web\" are where its lease says"), "{said}");
+    // Somebody moves the thread by hand: the check sees it, the next event of the daemon repairs it.
+    let vcpu = daemon.threads("web").into_iter().find(|thread| thread.comm.starts_with("CPU ")).unwrap();
+    let cgroup = format!("/sys/fs/cgroup/cpuset{}/cpuset.cpus", vcpu.cgroup);
+    daemon.exec(&["bash", "-c", &format!("echo 0 >{cgroup}")]).ok();
+    let check = daemon.exec(&["virt-pin", "check"]);
+    assert_eq!(check.status.code(), Some(3));
+    assert!(check.stdout.contains("may run on CPUs 0, not 1"), "{}", check.stdout);
+    daemon.restart_daemon();
+    daemon.wait_until("the thread is back", |daemon| daemon.places("web").0 == ["1"]);
+    let said = daemon.exec(&["virt-pin", "uninstall"]).ok();
+    assert!(said.contains("Removed the hook") && said.contains("Left in /run/virt-pin: 1 lease"), "{said}");
+    assert_eq!(daemon.file("/etc/libvirt/hooks/qemu").as_bytes(), script);
+    daemon.exec(&["test", "!", "-e", "/etc/libvirt/hooks/qemu.d"]).ok();
+}
