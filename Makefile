@@ -2,12 +2,13 @@
 # make build     the release binaries
 # make test      every test, with real libvirtd and QEMU
 # make run       a demonstration on this machine, which is left as it was
+# make bench-hook   what a start pays for the hook, beside an empty program
 # make install   DESTDIR= PREFIX=/usr
 
 PREFIX  ?= /usr
 DESTDIR ?=
 
-.PHONY: deps build test run install
+.PHONY: deps build test run bench-hook install
 
 deps:
 	scripts/install-deps
@@ -21,6 +22,9 @@ test: deps
 
 run: deps build
 	demo/run.sh
+
+bench-hook:
+	cargo bench --locked --bench hook
 
 # The one list of installed files; packages use it too.
 install:

@@ -100,6 +100,10 @@ reload_libvirtd() {
     sleep 0.5
 }
 
+destroy_vm() {
+    ! virsh domstate $vm | grep --quiet running || virsh destroy $vm
+}
+
 # Where the kernel lets each thread of the VM run: its name and CPUs.
 threads() {
     local task
@@ -140,7 +144,8 @@ if [ -e $config ]; then
     echo "$config exists and stays as it is."
 else
     [ -d /etc/virt-pin ] || { mkdir /etc/virt-pin; undo+=("rmdir /etc/virt-pin"); }
-    echo "pinnable_cpus = \"$core\"" >$config
+    # An installed virt-pin needs no `command`: packages put it in /usr/bin.
+    printf 'pinnable_cpus = "%s"\ncommand = "%s"\n' "$core" "$binaries/virt-pin" >$config
     undo+=("rm $config")
 fi
 show cat $config
@@ -166,7 +171,7 @@ show cat "$scratch/vm.xml"
 undo+=("virsh undefine $vm")
 echo "(libvirt may take some seconds now to find out what this QEMU can do.)"
 show virsh define "$scratch/vm.xml"
-undo+=("! virsh domstate $vm | grep --quiet running || virsh destroy $vm")
+undo+=("destroy_vm")
 show virsh start $vm
 
 say "The lease"
