@@ -66,7 +66,8 @@ fn its_transcripts_are_what_the_command_prints() {
     for block in readme.split("```console\n").skip(1) {
         let block = block.split("```").next().unwrap();
         // Those that start with `$` run on any machine.
-        let Some((command, expected)) = block.strip_prefix("$ virt-pin ").and_then(|block| block.split_once('\n')) else {
+        let Some((command, expected)) = block.strip_prefix("$ virt-pin ").and_then(|block| block.split_once('\n'))
+        else {
             continue;
         };
         let output = std::process::Command::new(env!("CARGO_BIN_EXE_virt-pin"))

@@ -255,7 +255,7 @@ impl Event<'_> {
         }
         let mut state = StateLock::acquire(self.root, DEADLINE)?;
         let mut leases = state.load()?;
-        let mut ended = reclaim(self.root, &mut leases)?;
+        let mut ended = Vec::new();
         if let Some(lease) = leases.get(self.uuid) {
             if let Some(pid) = self.living_qemu(lease)? {
                 // libvirt gave up on a QEMU that would not die (a start refused beside it ends here, too).
@@ -265,6 +265,7 @@ impl Event<'_> {
                 ended.extend(leases.remove(self.uuid).map(|lease| (lease, "the domain has ended")));
             }
         }
+        ended.extend(reclaim(self.root, &mut leases)?);
         if !ended.is_empty() {
             state.replace(&leases)?;
         }

@@ -277,3 +277,76 @@ fn install_check_uninstall() {
     assert_eq!(daemon.file("/etc/libvirt/hooks/qemu").as_bytes(), script);
     daemon.exec(&["test", "!", "-e", "/etc/libvirt/hooks/qemu.d"]).ok();
 }
+
+#[test]
+fn the_qemu_driver_takes_what_transform_writes() {
+    let Some(daemon) = Libvirtd::start(&Options::default()) else { return };
+    let cases = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/xml"));
+    let mut accepted = 0;
+    for case in std::fs::read_dir(cases).unwrap() {
+        let case = case.unwrap().path();
+        let Ok(output) = std::fs::read(case.join("out.xml")) else { continue };
+        let defines = |document: &[u8]| {
+            // There is no KVM here.
+            let text = String::from_utf8_lossy(document);
+            let text = text.replacen("type='kvm'", "type='qemu'", 1).replacen("type=\"kvm\"", "type=\"qemu\"", 1);
+            daemon.put("/run/case.xml", 0o600, text.as_bytes());
+            let defined = daemon.virsh(&["define", "/run/case.xml"]);
+            let name = defined.stdout.split('\'').nth(1).unwrap_or_default();
+            if defined.status.success() {
+                daemon.virsh(&["undefine", "--domain", name]).ok();
+            }
+            defined
+        };
+        if defines(&std::fs::read(case.join("in.xml")).unwrap()).status.success() {
+            let defined = defines(&output);
+            assert!(defined.status.success(), "{}: {}", case.display(), defined.stderr);
+            accepted += 1;
+        }
+    }
+    assert!(accepted > 50, "libvirt took only {accepted} of the inputs: the test says little");
+}
+
+#[test]
+fn every_decision_is_in_the_journal() {
+    let Some(daemon) = Libvirtd::start(&Options::virt_pin(ONE)) else { return };
+    std::fs::create_dir_all(daemon.path("/run/systemd/journal")).unwrap();
+    let journal = std::os::unix::net::UnixDatagram::bind(daemon.path("/run/systemd/journal/socket")).unwrap();
+    journal.set_nonblocking(true).unwrap();
+    let mut seen: Vec<String> = Vec::new();
+    let mut record_with = |parts: &[&str]| {
+        let mut datagram = vec![0; 64 << 10];
+        while let Ok(length) = journal.recv(&mut datagram) {
+            seen.push(fields(&datagram[..length]));
+        }
+        assert!(seen.iter().any(|record| parts.iter().all(|part| record.contains(part))), "{parts:?} not in {seen:#?}");
+    };
+    daemon.run(&dedicated("web"));
+    let uuid = format!("UUID={}", dedicated("web").uuid());
+    record_with(&["SYSLOG_IDENTIFIER=virt-pin\n", "DOMAIN=web\n", &uuid, "CPUS=1\n", "lease granted"]);
+    record_with(&["DOMAIN=web\n", "every thread is where the lease says"]);
+    daemon.define(&dedicated("second"));
+    daemon.start_guest("second").refused();
+    record_with(&["DOMAIN=second\n", "CODE=cpu.placement.shortage\n", "PRIORITY=3\n"]);
+    daemon.destroy("web");
+    record_with(&["DOMAIN=web\n", "lease ended: the domain has ended"]);
+}
+
+/// A record of the journal's native protocol, every field as `NAME=value` on a line: some come as a name, a length of
+/// eight bytes and a value.
+fn fields(mut datagram: &[u8]) -> String {
+    let mut record = String::new();
+    while let Some(end) = datagram.iter().position(|&byte| byte == b'\n') {
+        let line = String::from_utf8_lossy(&datagram[..end]).into_owned();
+        datagram = &datagram[end + 1..];
+        if line.contains('=') || datagram.len() < 8 {
+            record += &format!("{line}\n");
+        } else {
+            let (length, rest) = datagram.split_at(8);
+            let length = usize::try_from(u64::from_le_bytes(length.try_into().unwrap())).unwrap();
+            record += &format!("{line}={}\n", String::from_utf8_lossy(&rest[..length]));
+            datagram = &rest[length + 1..];
+        }
+    }
+    record
+}
