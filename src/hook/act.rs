@@ -196,12 +196,13 @@ impl Event<'_> {
         let Some(lease) = leases.get(self.uuid) else { return self.started_without_lease() };
         let status = self.status().map_err(named)?;
         if let Some(plan) = lease.plan() {
+            // It takes a while to be ready, and waits for our end: started now, it costs nobody time.
+            self.sync(plan);
             binding::bind(self.root, &status, plan).map_err(named)?;
         }
         self.mark_running(&status)?;
         if let Some(plan) = lease.plan() {
             self.record(None, Some(&plan.exclusive()), "every thread is where the lease says");
-            self.sync(plan);
         }
         Ok(())
     }
@@ -265,7 +266,8 @@ impl Event<'_> {
                 ended.extend(leases.remove(self.uuid).map(|lease| (lease, "the domain has ended")));
             }
         }
-        ended.extend(reclaim(self.root, &mut leases)?);
+        // Others that are void go with it; that they cannot be told is no reason to keep this one.
+        ended.extend(reclaim(self.root, &mut leases).unwrap_or_default());
         if !ended.is_empty() {
             state.replace(&leases)?;
         }
