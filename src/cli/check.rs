@@ -49,8 +49,8 @@ impl Findings {
         self.0.push(Finding { area, check: check.into(), result, message: message.into() });
     }
 
-    fn pass(&mut self, area: &'static str, check: impl Into<String>) {
-        self.add(area, check, Verdict::Pass, "");
+    fn pass(&mut self, area: &'static str, check: impl Into<String>, detail: impl Into<String>) {
+        self.add(area, check, Verdict::Pass, detail);
     }
 
     /// PASS if nothing is there to be said, else WARN with it.
@@ -70,7 +70,7 @@ pub(super) fn check(context: &Context) -> Result<Answer> {
     let settings = match context.settings() {
         Ok(settings) => {
             let files = if settings.files.is_empty() { "no file".to_owned() } else { settings.files.join(", ") };
-            findings.pass("config", format!("can be understood ({files})"));
+            findings.pass("config", "can be understood", files);
             Some(settings)
         }
         Err(error) => {
@@ -106,7 +106,7 @@ fn host(context: &Context, settings: &Settings, findings: &mut Findings) {
         let message = "none: every dedicated VM is refused (set pinnable_cpus in /etc/virt-pin/virt-pin.toml)";
         return findings.add("host", "CPUs may be handed out", Verdict::Warn, message);
     }
-    findings.pass("host", format!("CPUs may be handed out ({})", settings.pinnable));
+    findings.pass("host", "CPUs may be handed out", settings.pinnable.to_string());
     let listed = |cpus: &CpuSet, what: &str| (!cpus.is_empty()).then(|| format!("CPUs {cpus} {what}"));
     findings.unless(
         "host",
@@ -146,16 +146,14 @@ fn confinement(root: &Root, findings: &mut Findings) {
         Some(Hierarchy::V2(mount)) => format!("cgroup v2 at {mount}, {machined}"),
         None => "no cpuset controller".to_owned(),
     };
+    let check = "VMs are confined before QEMU is executed";
     match how {
-        Confinement::BeforeExec { .. } => {
-            findings.pass("host", format!("VMs are confined before QEMU is executed ({kind})"));
+        Confinement::BeforeExec { .. } => findings.pass("host", check, kind),
+        Confinement::AtStarted => {
+            let message =
+                format!("{kind}: not on this kind of host yet; threads are bound when libvirt reports the VM started");
+            findings.add("host", check, Verdict::Warn, message);
         }
-        Confinement::AtStarted => findings.add(
-            "host",
-            format!("VMs are confined before QEMU is executed ({kind})"),
-            Verdict::Warn,
-            "not on this kind of host yet: threads are bound when libvirt reports the VM started",
-        ),
     }
 }
 
@@ -167,7 +165,7 @@ fn hook(context: &Context, settings: Option<&Settings>, findings: &mut Findings)
     let Some((place, path)) = ours.first() else {
         return findings.add("hook", "is installed", Verdict::Fail, "not found: run `virt-pin install`");
     };
-    findings.pass("hook", format!("is installed ({place})"));
+    findings.pass("hook", "is installed", *place);
     findings.unless("hook", "is installed once", (ours.len() > 1).then(|| format!("also as {ALONE}: remove one")));
     if !is_executable(path) {
         let message =
@@ -199,15 +197,18 @@ fn seen_by_daemon(root: &Root, hook: &std::path::Path, findings: &mut Findings) 
     let Some((name, pid)) = daemon(root) else {
         return findings.add("hook", "is seen by the daemon", Verdict::Warn, "no libvirt daemon runs");
     };
-    let check = format!("is seen by the daemon ({name}, pid {pid})");
+    let check = "is seen by the daemon";
     let started = fs::metadata(root.resolve(&format!("/proc/{pid}"))).and_then(|found| found.modified());
     let installed = fs::metadata(hook).and_then(|found| found.created().or_else(|_| found.modified()));
     let older = started.and_then(|started| installed.map(|installed| installed < started)).unwrap_or(false);
     let daemon = process::process(root, pid).ok().flatten();
     let proven =
         daemon.is_some() && lock::read(root).is_ok_and(|leases| leases.iter().any(|lease| lease.daemon == daemon));
-    let worry = format!("it was installed after the daemon started: reload it if you have not (kill -HUP {pid})");
-    findings.unless("hook", check, (!older && !proven).then_some(worry));
+    if older || proven {
+        return findings.pass("hook", check, format!("{name}, pid {pid}"));
+    }
+    let worry = format!("it was installed after {name} started: reload it if you have not (kill -HUP {pid})");
+    findings.add("hook", check, Verdict::Warn, worry);
 }
 
 fn state(root: &Root, findings: &mut Findings) {
@@ -215,7 +216,7 @@ fn state(root: &Root, findings: &mut Findings) {
         Ok(leases) => leases,
         Err(error) => return findings.error("state", "leases can be read", &error),
     };
-    findings.pass("state", format!("leases can be read ({})", leases.iter().count()));
+    findings.pass("state", "leases can be read", counted(leases.iter().count() as u64, "lease"));
     match reclaim(root, &mut leases) {
         Ok(void) => {
             let names: Vec<_> =
@@ -234,7 +235,7 @@ fn state(root: &Root, findings: &mut Findings) {
             None => Err(Error::new(Code::HostIo, "libvirt has no status file of it (renamed?)")),
         }) {
             Ok(misplaced) => match misplaced.first() {
-                None => findings.pass("lease", check),
+                None => findings.pass("lease", check, plan.exclusive().to_string()),
                 Some(found) => {
                     let (name, tid) = (printable(&found.thread.name), found.thread.tid);
                     let message = format!(
@@ -273,7 +274,7 @@ fn intruders(root: &Root, leases: &Leases, findings: &mut Findings) {
 }
 
 fn render(findings: &[Finding]) -> String {
-    const WIDTH: usize = 66;
+    const WIDTH: usize = 72;
     let mut out = String::new();
     for finding in findings {
         let line = format!("{:>6}: {}", finding.area, finding.check);
@@ -282,7 +283,7 @@ fn render(findings: &[Finding]) -> String {
             Verdict::Warn => "WARN",
             Verdict::Fail => "FAIL",
         };
-        out.push_str(&format!("{line:<WIDTH$} : {verdict}\n"));
+        out.push_str(&format!("{line:<WIDTH$}: {verdict}\n"));
         if !finding.message.is_empty() {
             out.push_str(&super::table::wrapped("        ", &finding.message));
         }
