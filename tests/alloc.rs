@@ -293,11 +293,11 @@ fn unknown_siblings_are_never_a_whole_core() {
 /// Adversarial shapes end in an answer or a refusal.
 #[test]
 fn large_and_odd_hosts() {
-    let lonely: Vec<_> = (0..512).map(|cpu| Thread { core: cpu, llc: cpu, node: cpu, class: None }).collect();
+    let lonely: Vec<_> = (0..2048).map(|cpu| Thread { core: cpu, llc: cpu, node: cpu, class: None }).collect();
     let lonely = host(&lonely);
-    for count in [1, 511, 512] {
-        let result = place(&lonely, "1-511", "", &request(count, &[]));
-        assert_eq!(result.is_ok(), count < 512, "{count}");
+    for count in [1, 2047, 2048] {
+        let result = place(&lonely, "1-2047", "", &request(count, &[]));
+        assert_eq!(result.is_ok(), count < 2048, "{count}");
     }
     let one_core = grid(1, 1, 1, 8, false);
     assert!(place(&one_core, "0-7", "", &request(8, &[("emulator", "share"), ("iothreads", "share")])).is_ok());

@@ -28,6 +28,9 @@ pub(super) struct Piece {
     pub(super) lone: bool,
 }
 
+/// Whether a set of nodes has room for something else that the request needs: memory.
+pub(super) type Room<'a> = &'a dyn Fn(&BTreeSet<NodeId>) -> bool;
+
 /// How much is wanted.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Demand {
@@ -54,120 +57,170 @@ pub(super) fn enough<'a>(pieces: impl IntoIterator<Item = &'a Piece>, demand: &D
         && sizes.iter().take(for_vcpus).map(|&size| u32::from(size)).sum::<u32>() >= demand.vcpus
 }
 
-/// The best choice, or `None` if there is none. `room` says whether a set of nodes can hold the guest's memory.
-pub(super) fn choose<'a>(
-    pieces: &[&'a Piece],
-    demand: &Demand,
-    room: &dyn Fn(&BTreeSet<NodeId>) -> bool,
-) -> Option<Choice<'a>> {
+/// The best choice, or `None` if there is none. `room` says whether a set of nodes can hold the guest's memory; without
+/// it, memory does not matter.
+pub(super) fn choose<'a>(pieces: &[&'a Piece], demand: &Demand, room: Option<Room<'_>>) -> Option<Choice<'a>> {
+    let before = Left::of(pieces);
+    // Nodes are alike only as far as nothing but their pieces tells them apart.
+    let apart = room.is_some() || caches_span_nodes(pieces);
+    let nodes = domains(pieces, |piece| piece.node, |piece| apart.then_some(piece.node));
     // Step 4: node sets, fewest first.
-    let nodes = domains(pieces, |piece| piece.node);
     sizes(&nodes, demand, demand.numa).find_map(|size| {
-        subsets(&nodes, size, demand)
-            .into_iter()
-            .filter_map(|inside| {
-                // Step 5: cache sets within these nodes, fewest first.
-                let caches: Vec<_> = domains(&inside, |piece| piece.llc)
+        let best = subsets(&nodes, size, demand).into_iter().filter_map(|inside| {
+            // Step 5: cache sets within these nodes, fewest first.
+            let mut caches = domains(&inside, |piece| piece.llc, |piece| piece.node);
+            // An unknown cache is never promised to be one.
+            caches.retain(|cache| demand.cache != Span::Single || cache.iter().all(|piece| piece.llc.is_some()));
+            sizes(&caches, demand, demand.cache).find_map(|size| {
+                subsets(&caches, size, demand)
                     .into_iter()
-                    // An unknown cache is never promised to be one.
-                    .filter(|cache| demand.cache != Span::Single || cache.iter().all(|piece| piece.llc.is_some()))
-                    .collect();
-                sizes(&caches, demand, demand.cache).find_map(|size| {
-                    subsets(&caches, size, demand)
-                        .into_iter()
-                        .filter_map(|inside| pick(inside, demand))
-                        .filter(|choice| room(&choice.nodes()))
-                        .map(|choice| (score(pieces, &choice), choice))
-                        .min_by(|(a, _), (b, _)| a.cmp(b))
-                })
+                    .filter_map(|inside| pick(inside, demand))
+                    .filter(|choice| room.is_none_or(|room| room(&choice.nodes())))
+                    .map(|choice| (score(&before, &choice), choice))
+                    .min_by(|(a, _), (b, _)| a.cmp(b))
             })
-            .min_by(|(a, _), (b, _)| a.cmp(b))
-            .map(|(_, choice)| choice)
+        });
+        best.min_by(|(a, _), (b, _)| a.cmp(b)).map(|(_, choice)| choice)
     })
 }
 
-/// The pieces by domain, domains ascending by identity.
-fn domains<'a, K: Ord>(pieces: &[&'a Piece], key: impl Fn(&Piece) -> K) -> Vec<Vec<&'a Piece>> {
+/// Whether any last-level cache has pieces on more than one node (sub-NUMA clustering).
+fn caches_span_nodes(pieces: &[&Piece]) -> bool {
+    let mut nodes = BTreeMap::new();
+    pieces.iter().any(|piece| piece.llc.is_some() && *nodes.entry(piece.llc).or_insert(piece.node) != piece.node)
+}
+
+/// Pieces that lie together: on one node, or in one last-level cache.
+struct Domain<'a> {
+    pieces: Vec<&'a Piece>,
+    /// How many vCPUs they hold.
+    holds: u32,
+}
+
+impl<'a> std::ops::Deref for Domain<'a> {
+    type Target = Vec<&'a Piece>;
+
+    fn deref(&self) -> &Vec<&'a Piece> {
+        &self.pieces
+    }
+}
+
+/// The domains in groups of those that are alike, for which it is the same which of them is taken: as many pieces of each
+/// kind in each cache, and the same `apart`. Within a group ascending by identity.
+struct Groups<'a>(Vec<Vec<Domain<'a>>>);
+
+impl<'a> Groups<'a> {
+    fn all(&self) -> impl Iterator<Item = &Domain<'a>> {
+        self.0.iter().flatten()
+    }
+
+    fn retain(&mut self, keep: impl Fn(&Domain<'a>) -> bool) {
+        self.0.iter_mut().for_each(|group| group.retain(&keep));
+        self.0.retain(|group| !group.is_empty());
+    }
+}
+
+fn domains<'a, K: Ord, A: Ord>(
+    pieces: &[&'a Piece],
+    key: impl Fn(&Piece) -> K,
+    apart: impl Fn(&Piece) -> A,
+) -> Groups<'a> {
     let mut domains: BTreeMap<K, Vec<&Piece>> = BTreeMap::new();
     for &piece in pieces {
         domains.entry(key(piece)).or_default().push(piece);
     }
-    domains.into_values().collect()
+    let mut groups: BTreeMap<_, Vec<Domain<'_>>> = BTreeMap::new();
+    for pieces in domains.into_values() {
+        // Per cache: its whole cores, and how many pieces of each kind.
+        let mut caches: BTreeMap<_, (BTreeSet<_>, BTreeMap<_, usize>)> = BTreeMap::new();
+        for piece in &pieces {
+            let (cores, kinds) = caches.entry(piece.llc).or_default();
+            cores.extend(piece.core.filter(|_| !piece.lone));
+            *kinds.entry((piece.lone, piece.vcpus, piece.cpus.len())).or_default() += 1;
+        }
+        let mut likeness: Vec<_> = caches.into_values().map(|(cores, kinds)| (cores.len(), kinds)).collect();
+        likeness.sort();
+        let holds = pieces.iter().map(|piece| u32::from(piece.vcpus)).sum();
+        let apart = pieces.first().map(|piece| apart(piece));
+        groups.entry((apart, likeness)).or_default().push(Domain { pieces, holds });
+    }
+    Groups(groups.into_values().collect())
 }
 
 /// Over how many domains to spread, in the order to try. Sizes at which even the largest domains hold too little are
 /// left out.
-fn sizes(domains: &[Vec<&Piece>], demand: &Demand, span: Span) -> std::ops::RangeInclusive<usize> {
+fn sizes(domains: &Groups<'_>, demand: &Demand, span: Span) -> std::ops::RangeInclusive<usize> {
+    let count = domains.all().count();
     match span {
         Span::Single => 1..=1,
-        Span::Any => domains.len()..=domains.len(),
+        Span::Any => count..=count,
         Span::Prefer => {
-            let mut room: Vec<u32> = domains.iter().map(|domain| holds(domain)).collect();
+            let mut room: Vec<u32> = domains.all().map(|domain| domain.holds).collect();
             room.sort_unstable_by(|a, b| b.cmp(a));
             let mut sum = 0u32;
             let short = room.into_iter().take_while(|room| {
                 sum = sum.saturating_add(*room);
                 sum < demand.vcpus
             });
-            short.count() + 1..=domains.len()
+            short.count() + 1..=count
         }
     }
 }
 
-/// How many vCPUs the pieces hold.
-fn holds(pieces: &[&Piece]) -> u32 {
-    pieces.iter().map(|piece| u32::from(piece.vcpus)).sum()
-}
-
-/// The sets of `size` domains that are enough, as their pieces. All of them if there are at most [`MAX_SUBSETS`], else
-/// the largest ones with the last replaced by the smallest that will do.
-fn subsets<'a>(domains: &[Vec<&'a Piece>], size: usize, demand: &Demand) -> Vec<Vec<&'a Piece>> {
-    let mut by_room: Vec<&Vec<&Piece>> = domains.iter().collect();
-    by_room.sort_by_key(|domain| Reverse(holds(domain)));
-    let join = |chosen: &[&Vec<&'a Piece>]| -> Vec<&'a Piece> {
+/// The sets of `size` domains that are enough, as their pieces; of sets that are alike only one. First the largest
+/// domains, the last of them replaced by the smallest that will do; then all others, up to [`MAX_SUBSETS`].
+fn subsets<'a>(domains: &Groups<'a>, size: usize, demand: &Demand) -> Vec<Vec<&'a Piece>> {
+    let mut by_room: Vec<&Domain<'_>> = domains.all().collect();
+    by_room.sort_by_key(|domain| Reverse(domain.holds));
+    let join = |chosen: &[&Domain<'a>]| -> Vec<&'a Piece> {
         chosen.iter().flat_map(|domain| domain.iter().copied()).collect()
     };
+    let enough = |set: &Vec<&Piece>| enough(set.iter().copied(), demand);
     // The largest ones hold the most: if they are not enough, no set of this size is.
     let largest = by_room.get(..size).map(join).unwrap_or_default();
-    if size == 0 || !enough(largest.iter().copied(), demand) {
+    if size == 0 || !enough(&largest) {
         return Vec::new();
     }
-    if combinations(domains.len(), size) > MAX_SUBSETS {
-        let (most, rest) = by_room.split_at(size - 1);
-        let last = rest.iter().rev().map(|last| [most, &[*last]].concat());
-        return last.map(|set| join(&set)).find(|set| enough(set.iter().copied(), demand)).into_iter().collect();
-    }
-    let mut found = Vec::new();
-    let mut chosen: Vec<usize> = (0..size).collect();
-    loop {
-        let set: Vec<_> = chosen.iter().filter_map(|&index| domains.get(index)).collect();
-        let set = join(&set);
-        if enough(set.iter().copied(), demand) {
+    let (most, rest) = by_room.split_at(size - 1);
+    let mut found: Vec<_> =
+        rest.iter().rev().map(|last| join(&[most, &[*last]].concat())).find(enough).into_iter().collect();
+    let sizes: Vec<usize> = domains.0.iter().map(Vec::len).collect();
+    let mut counts = first_counts(&sizes, size);
+    for _ in 0..MAX_SUBSETS {
+        let Some(chosen) = &counts else { break };
+        let parts = domains.0.iter().zip(chosen).flat_map(|(group, &count)| group.iter().take(count));
+        let set = join(&parts.collect::<Vec<_>>());
+        if enough(&set) {
             found.push(set);
         }
-        if !next_combination(&mut chosen, domains.len()) {
-            return found;
-        }
+        counts = next_counts(&sizes, chosen);
     }
+    found
 }
 
-/// n choose k, saturating.
-fn combinations(n: usize, k: usize) -> usize {
-    (0..k.min(n - k)).try_fold(1usize, |product, i| Some(product.checked_mul(n - i)? / (i + 1))).unwrap_or(usize::MAX)
+/// The first way to take `total` things from groups of these sizes: as many as possible from the first ones.
+fn first_counts(sizes: &[usize], total: usize) -> Option<Vec<usize>> {
+    let mut left = total;
+    let counts = sizes.iter().map(|&size| {
+        let count = size.min(left);
+        left -= count;
+        count
+    });
+    let counts = counts.collect();
+    (left == 0).then_some(counts)
 }
 
-/// Advances `chosen` (ascending indices below `n`) to the next combination; false after the last.
-fn next_combination(chosen: &mut [usize], n: usize) -> bool {
-    let size = chosen.len();
-    for place in (0..size).rev() {
-        let Some((head, tail)) = chosen.get_mut(place..).and_then(|rest| rest.split_first_mut()) else { return false };
-        if *head + (size - place) < n {
-            *head += 1;
-            tail.iter_mut().zip(*head + 1..).for_each(|(index, next)| *index = next);
-            return true;
-        }
-    }
-    false
+/// The next way, or `None` after the last: lexicographically descending.
+fn next_counts(sizes: &[usize], counts: &[usize]) -> Option<Vec<usize>> {
+    // One less at some place, and that one with all behind it as far forward as possible.
+    (0..counts.len()).rev().find_map(|place| {
+        let (head, tail) = counts.split_at(place);
+        let (&here, behind) = tail.split_first()?;
+        let here = here.checked_sub(1)?;
+        let moved = behind.iter().sum::<usize>() + 1;
+        let rest = first_counts(sizes.get(place + 1..)?, moved)?;
+        Some([head, &[here], &rest].concat())
+    })
 }
 
 /// Step 6: which pieces of a set that is enough. Pieces that cost no whole core first, then large before small, then from
@@ -216,35 +269,59 @@ impl Choice<'_> {
 
 /// Step 7: smaller is better. Nodes, then caches, then what is left for the largest requests to come: in whole cores,
 /// then in threads, by node, then by cache. CPU numbers only break ties.
-fn score(all: &[&Piece], choice: &Choice<'_>) -> impl Ord + use<> {
-    let spanned = |key: &dyn Fn(&Piece) -> Option<u16>| choice.pieces().map(key).collect::<BTreeSet<_>>().len();
-    let node = |piece: &Piece| piece.node.map(|node| node.0);
-    let llc = |piece: &Piece| piece.llc.map(|llc| llc.0);
-    let damage = (left(all, choice, &node), left(all, choice, &llc));
+fn score(before: &Left, choice: &Choice<'_>) -> impl Ord + use<> {
+    let nodes: BTreeSet<_> = choice.pieces().map(|piece| piece.node).collect();
+    let caches: BTreeSet<_> = choice.pieces().map(|piece| piece.llc).collect();
     let cpus: Vec<CpuId> = choice.pieces().flat_map(|piece| piece.cpus.iter().copied()).collect();
-    (spanned(&node), spanned(&llc), damage, cpus)
+    (nodes.len(), caches.len(), Reverse(before.without(choice)), cpus)
 }
 
-/// (whole cores, threads) left in each domain, largest first, reversed for comparison: the larger the rest, the better.
-fn left(all: &[&Piece], choice: &Choice<'_>, key: &dyn Fn(&Piece) -> Option<u16>) -> Reverse<(Vec<usize>, Vec<usize>)> {
-    let taken: BTreeSet<CpuId> = choice.pieces().flat_map(|piece| piece.cpus.iter().copied()).collect();
-    let broken: BTreeSet<CoreId> = choice.pieces().filter_map(|piece| piece.core).collect();
-    let mut cores: BTreeMap<Option<u16>, BTreeSet<CoreId>> = BTreeMap::new();
-    let mut threads: BTreeMap<Option<u16>, usize> = BTreeMap::new();
-    for piece in all {
-        if let Some(core) = piece.core.filter(|core| !piece.lone && !broken.contains(core)) {
-            cores.entry(key(piece)).or_default().insert(core);
+/// What a domain has to offer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+struct Offer {
+    cores: usize,
+    threads: usize,
+}
+
+/// What is free, by node and by cache.
+#[derive(Clone, Debug)]
+struct Left {
+    nodes: BTreeMap<Option<NodeId>, Offer>,
+    caches: BTreeMap<Option<LlcId>, Offer>,
+}
+
+impl Left {
+    fn of(pieces: &[&Piece]) -> Left {
+        let mut left = Left { nodes: BTreeMap::new(), caches: BTreeMap::new() };
+        let mut cores = BTreeSet::new();
+        for piece in pieces {
+            let whole = usize::from(!piece.lone && piece.core.is_some_and(|core| cores.insert(core)));
+            for offer in [left.nodes.entry(piece.node).or_default(), left.caches.entry(piece.llc).or_default()] {
+                offer.cores += whole;
+                offer.threads += piece.cpus.len();
+            }
         }
-        *threads.entry(key(piece)).or_default() += piece.cpus.iter().filter(|cpu| !taken.contains(cpu)).count();
+        left
     }
-    let descending = |mut counts: Vec<usize>| {
-        counts.sort_unstable_by(|a, b| b.cmp(a));
-        counts
-    };
-    Reverse((
-        descending(cores.into_values().map(|set| set.len()).collect()),
-        descending(threads.into_values().collect()),
-    ))
+
+    /// The offers after the choice, largest first: by node, then by cache.
+    fn without(&self, choice: &Choice<'_>) -> (Vec<Offer>, Vec<Offer>) {
+        let mut left = self.clone();
+        let mut broken = BTreeSet::new();
+        for piece in choice.pieces() {
+            let whole = usize::from(!piece.lone && piece.core.is_some_and(|core| broken.insert(core)));
+            for offer in [left.nodes.entry(piece.node).or_default(), left.caches.entry(piece.llc).or_default()] {
+                offer.cores = offer.cores.saturating_sub(whole);
+                offer.threads = offer.threads.saturating_sub(piece.cpus.len());
+            }
+        }
+        let descending = |offers: Vec<Offer>| {
+            let mut offers = offers;
+            offers.sort_unstable_by(|a, b| b.cmp(a));
+            offers
+        };
+        (descending(left.nodes.into_values().collect()), descending(left.caches.into_values().collect()))
+    }
 }
 
 #[cfg(test)]
@@ -252,15 +329,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn combinations_are_counted_and_walked() {
-        for (n, k, expected) in [(4, 2, 6), (5, 5, 1), (1, 1, 1), (64, 32, usize::MAX), (16, 3, 560)] {
-            assert!(combinations(n, k) == expected || combinations(n, k) > MAX_SUBSETS, "{n} {k}");
+    fn every_way_to_take_some_is_walked_once() {
+        let sizes = [2, 1, 3];
+        let mut seen = Vec::new();
+        let mut counts = first_counts(&sizes, 3);
+        while let Some(these) = counts {
+            counts = next_counts(&sizes, &these);
+            seen.push(these);
         }
-        let mut chosen = vec![0, 1];
-        let mut seen = vec![chosen.clone()];
-        while next_combination(&mut chosen, 4) {
-            seen.push(chosen.clone());
-        }
-        assert_eq!(seen, [[0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]]);
+        assert_eq!(seen, [[2, 1, 0], [2, 0, 1], [1, 1, 1], [1, 0, 2], [0, 1, 2], [0, 0, 3]]);
+        assert_eq!(first_counts(&sizes, 7), None);
+        assert_eq!(next_counts(&[], &[]), None);
     }
 }

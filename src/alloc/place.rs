@@ -15,7 +15,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::choose::{self, Choice, Demand, Piece};
+use super::choose::{self, Choice, Demand, Piece, Room};
 use super::plan::{GuestTopology, Plan};
 use super::policy::{Cores, GuestView, Helpers, Memory, Span, ThreadsPerCore};
 use super::refusal::Refusal;
@@ -44,7 +44,8 @@ pub(super) fn place(supply: &Supply<'_>, request: &Request, steps: Steps<'_>) ->
     let free = counted(pieces.len() as u64, unit(request));
     steps(format_args!("needed: {}{extra}; free: {free}", counted(demand.vcpus, "vCPU")));
     let room = |nodes: &BTreeSet<NodeId>| lacking(supply.topology, request, nodes).is_none();
-    let Some(choice) = by_class(&pieces, request, &demand, &room) else {
+    let room = request.memory.is_some().then_some(&room as Room<'_>);
+    let Some(choice) = by_class(&pieces, request, &demand, room) else {
         let refusal = refuse(supply, request, &pieces, &demand);
         steps(format_args!("refused: {}: {}", refusal.code, refusal.reason));
         return Err(refusal);
@@ -163,12 +164,7 @@ fn demand(request: &Request) -> Demand {
 }
 
 /// Step 3.
-fn by_class<'a>(
-    pieces: &'a [Piece],
-    request: &Request,
-    demand: &Demand,
-    room: &dyn Fn(&BTreeSet<NodeId>) -> bool,
-) -> Option<Choice<'a>> {
+fn by_class<'a>(pieces: &'a [Piece], request: &Request, demand: &Demand, room: Option<Room<'_>>) -> Option<Choice<'a>> {
     let classes: BTreeSet<_> = pieces.iter().map(|piece| piece.class).collect();
     let all: Vec<_> = pieces.iter().collect();
     if classes.len() > 1 && request.policy.core_class.is_none() {
@@ -276,7 +272,7 @@ fn lacking(topology: &Topology, request: &Request, nodes: &BTreeSet<NodeId>) -> 
 /// Which class of refusal: places the request again under better conditions and sees which of them helps.
 fn refuse(supply: &Supply<'_>, request: &Request, free: &[Piece], demand: &Demand) -> Refusal {
     // Without the memory's claim it fits: then memory is what is missing.
-    let anyhow = by_class(free, request, demand, &|_| true);
+    let anyhow = by_class(free, request, demand, None);
     if let Some((bytes, available)) = anyhow.and_then(|choice| lacking(supply.topology, request, &choice.nodes())) {
         return Refusal::new(
             Code::MemoryShortage,
@@ -311,7 +307,7 @@ fn refuse(supply: &Supply<'_>, request: &Request, free: &[Piece], demand: &Deman
         ..Refusal::new(code, format!("needs {}{one} ({vcpus}{helpers}), {found}", counted(needed, unit)))
     };
     // Not even with every lease gone.
-    if by_class(&all, request, demand, &|_| true).is_none() {
+    if by_class(&all, request, demand, None).is_none() {
         return refusal(Code::Unsatisfiable, format!("this host has {total} of them pinnable"), total);
     }
     // Scattered: over nodes or caches, or as lone threads of cores that leases have broken.
