@@ -60,6 +60,9 @@ pub(super) fn enough<'a>(pieces: impl IntoIterator<Item = &'a Piece>, demand: &D
 /// The best choice, or `None` if there is none. `room` says whether a set of nodes can hold the guest's memory; without
 /// it, memory does not matter.
 pub(super) fn choose<'a>(pieces: &[&'a Piece], demand: &Demand, room: Option<Room<'_>>) -> Option<Choice<'a>> {
+    if !enough(pieces.iter().copied(), demand) {
+        return None;
+    }
     let before = Left::of(pieces);
     // Nodes are alike only as far as nothing but their pieces tells them apart.
     let apart = room.is_some() || caches_span_nodes(pieces);
@@ -176,9 +179,7 @@ fn subsets<'a>(domains: &Groups<'a>, size: usize, demand: &Demand) -> Vec<Vec<&'
         chosen.iter().flat_map(|domain| domain.iter().copied()).collect()
     };
     let enough = |set: &Vec<&Piece>| enough(set.iter().copied(), demand);
-    // The largest ones hold the most: if they are not enough, no set of this size is.
-    let largest = by_room.get(..size).map(join).unwrap_or_default();
-    if size == 0 || !enough(&largest) {
+    if size == 0 || size > by_room.len() {
         return Vec::new();
     }
     let (most, rest) = by_room.split_at(size - 1);
