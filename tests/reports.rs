@@ -173,19 +173,41 @@ fn what_comes_in_keeps_its_topology() {
 #[test]
 fn a_changed_allowlist_breaks_no_lease() {
     let machine = Machine::new("2-3,10-11");
-    let vm = Vm::new(1, 2);
+    let vm = Vm::new(1, 2).with("emulator='share' iothreads='share'");
     machine.prepare(&vm);
     machine.pinnable("4-5,12-13");
-    machine.qemu(&vm, 700, &[2, 10], "0-1,4-9,12-15");
+    machine.qemu(&vm, 700, &[2, 10], "2,10");
     machine.event(&vm, "started begin").silent();
     machine.event(&vm, "reconnect begin").silent();
     assert_eq!(machine.vcpus_of(&vm), [2, 10]);
-    machine.prepare(&Vm::new(2, 2));
+    // CPUs that are leased are not housekeeping CPUs, though they are not pinnable any more.
+    let xml = machine.prepare(&Vm::new(2, 2));
+    assert!(xml.contains("<emulatorpin cpuset='0-1,3,6-9,11,14-15'/>"), "{xml}");
     machine.gone(700);
     machine.event(&vm, "release end shutdown").silent();
     assert_eq!(machine.leased().len(), 1);
     machine.prepare(&vm);
     assert_eq!(machine.vcpus_of(&vm), [5, 13]);
+}
+
+/// The other way round: CPUs become pinnable while somebody's emulator runs on them.
+#[test]
+fn a_grown_allowlist_gives_nobodys_seat_away() {
+    let machine = Machine::new("2,10");
+    let (first, second) = (Vm::new(1, 2), Vm::new(2, 2));
+    assert!(machine.prepare(&first).contains("<emulatorpin cpuset='0-1,3-9,11-15'/>"));
+    machine.pinnable("2-3,10-11");
+    let refused = machine.event(&second, "prepare begin");
+    refused.refused(Code::Shortage);
+    let because = "  because: CPUs 3,11 have become pinnable while \"vm1\" has emulator or I/O threads there: they are free \
+                   once it has been started anew\n";
+    assert!(refused.stderr.contains(because), "{}", refused.stderr);
+    let capacity = machine.json(&["capacity"]);
+    assert_eq!((capacity["free"].as_str(), capacity["leased"].as_str()), (Some(""), Some("2-3,10-11")));
+    // Once it starts anew it is out of the way.
+    machine.event(&first, "release end shutdown").silent();
+    assert!(machine.prepare(&first).contains("<emulatorpin cpuset='0-1,4-9,12-15'/>"));
+    assert_eq!(pins(&machine.prepare(&second)), [3, 11]);
 }
 
 /// OpenNebula#6596: the source keeps its pins after a migration.
