@@ -12,7 +12,7 @@ use crate::cpuset::{CpuId, CpuSet};
 use crate::error::{Code, Error, Result};
 use crate::host::root::Root;
 use crate::host::{Topology, cgroup, sysfs};
-use crate::lock::leases::Leases;
+use crate::lock::leases::{Lease, Leases};
 use crate::uuid::DomainUuid;
 use crate::xml::Domain;
 use crate::xml::read::{self, Identity, Pins};
@@ -96,9 +96,26 @@ impl Situation {
         Ok(Situation { topology, pinnable, out_of_reach })
     }
 
-    /// The domain's plan: the one it already has if that still answers its request, else a new one. `taken` is what
-    /// other domains hold. `entering` tells whether the domain's XML will be replaced by ours (migrate, restore), so that
-    /// pins in it do not matter.
+    /// The CPUs that a new lease of this domain may not have: those that others hold, and those that have become pinnable
+    /// while others' emulator or I/O threads run there.
+    pub fn taken(&self, leases: &Leases, except: Option<DomainUuid>) -> CpuSet {
+        let seats = self.seats(leases, except).into_iter().map(|(_, cpus)| cpus);
+        seats.fold(leases.taken_from(except), |all, cpus| all.union(&cpus))
+    }
+
+    /// Whose emulator or I/O threads run on pinnable CPUs that are not their own, and on which.
+    fn seats<'l>(&self, leases: &'l Leases, except: Option<DomainUuid>) -> Vec<(&'l Lease, CpuSet)> {
+        let others = leases.iter().filter(|lease| Some(lease.uuid) != except);
+        let seats = others.filter_map(|lease| {
+            let plan = lease.plan()?;
+            let cpus = plan.emulator.union(&plan.iothreads).intersection(&self.pinnable).difference(&plan.exclusive());
+            (!cpus.is_empty()).then_some((lease, cpus))
+        });
+        seats.collect()
+    }
+
+    /// The domain's plan: the one it already has if that still answers its request, else a new one. `entering` tells
+    /// whether the domain's XML will be replaced by ours (migrate, restore), so that pins in it do not matter.
     ///
     /// # Errors
     /// The allocator's refusal, or [`Code::StalePins`].
@@ -106,11 +123,25 @@ impl Situation {
         &self,
         wish: &Dedicated,
         existing: Option<&Plan>,
-        taken: &CpuSet,
+        (leases, domain): (&Leases, Option<DomainUuid>),
         entering: bool,
         steps: Steps<'_>,
     ) -> Result<Plan> {
-        let supply = Supply { topology: &self.topology, pinnable: &self.pinnable, taken };
+        let taken = self.taken(leases, domain);
+        // What a lease holds is nobody's housekeeping CPU, even if it is not pinnable any more.
+        let pinnable = self.pinnable.union(&leases.dedicated_but(domain));
+        let supply = Supply { topology: &self.topology, pinnable: &pinnable, taken: &taken };
+        let seated = |refusal| {
+            let error = Error::from(refusal);
+            match self.seats(leases, domain).first() {
+                Some((lease, cpus)) if matches!(error.code, Code::Shortage | Code::NeedsRepack) => error.because(format!(
+                    "CPUs {cpus} have become pinnable while \"{}\" has emulator or I/O threads there: they are free once it \
+                     has been started anew",
+                    lease.name
+                )),
+                _ => error,
+            }
+        };
         let existing = existing.filter(|plan| check::check(&supply, &wish.request, plan).is_ok());
         let pins = Some(&wish.pins).filter(|pins| !entering && !pins.is_empty());
         let plan = match (existing, pins) {
@@ -123,10 +154,10 @@ impl Situation {
                 match exactly(&supply, &wish.request, pins) {
                     Some(plan) => plan,
                     // Say what the policy alone would get: if nothing, that is the better message.
-                    None => alloc::explain(&supply, &wish.request, steps).map_err(Error::from)?,
+                    None => alloc::explain(&supply, &wish.request, steps).map_err(seated)?,
                 }
             }
-            (None, None) => alloc::explain(&supply, &wish.request, steps)?,
+            (None, None) => alloc::explain(&supply, &wish.request, steps).map_err(seated)?,
         };
         if !entering {
             agree(wish, &plan)?;

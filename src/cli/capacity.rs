@@ -36,7 +36,7 @@ struct NodeView {
 pub(super) fn capacity(context: &Context) -> Result<String> {
     let settings = context.settings()?;
     let situation = Situation::read(&context.root, &settings, None)?;
-    let taken = lock::read(&context.root)?.taken_from(None);
+    let taken = situation.taken(&lock::read(&context.root)?, None);
     let supply = Supply { topology: &situation.topology, pinnable: &situation.pinnable, taken: &taken };
     let pools = pools(&supply);
     if context.json {

@@ -94,8 +94,8 @@ pub(super) fn explain(context: &Context, what: &str) -> Result<Answer> {
     }
     let leases = lock::read(&context.root)?;
     let existing = identity.uuid.and_then(|uuid| leases.get(uuid)).and_then(|lease| lease.plan());
-    let taken = leases.taken_from(identity.uuid);
-    let result = situation.plan(&wish, existing, &taken, false, &mut |step| steps.push(step.to_string()));
+    let result =
+        situation.plan(&wish, existing, (&leases, identity.uuid), false, &mut |step| steps.push(step.to_string()));
     match result {
         Ok(plan) if context.json => view("dedicated", &steps, Some(PlanView::from(&plan)), None).map(Answer::from),
         Ok(plan) => Ok(render(name, &steps, Some(&plan)).into()),

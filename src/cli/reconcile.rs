@@ -97,7 +97,7 @@ fn adopt(
         Wish::Static(cpus) => Holds::Static(cpus),
         Wish::Dedicated(wish) => {
             let situation = Situation::read(&context.root, settings, read::partition(&domain).as_deref())?;
-            Holds::Dedicated(observed(root, &situation, &wish, &status, &leases.taken_from(None))?)
+            Holds::Dedicated(observed(root, &situation, &wish, &status, leases)?)
         }
     };
     let lease = Lease {
@@ -120,8 +120,9 @@ fn observed(
     situation: &Situation,
     wish: &Dedicated,
     status: &qemu::Status,
-    taken: &CpuSet,
+    leases: &Leases,
 ) -> Result<Plan> {
+    let taken = &leases.taken_from(None);
     let elsewhere = |what: String| Error::new(Code::ThreadMisplaced, what);
     let threads = process::threads(root, status.pid)?;
     let mut order: Vec<CpuId> = Vec::new();
@@ -144,7 +145,7 @@ fn observed(
     };
     let exact = Dedicated { pins, default_cpuset: None, ..wish.clone() };
     // The policy's own plan on these CPUs, if it has one: it knows the parked ones and the emulator's place.
-    if let Ok(plan) = situation.plan(&exact, None, taken, false, &mut |_| {}) {
+    if let Ok(plan) = situation.plan(&exact, None, (leases, None), false, &mut |_| {}) {
         return Ok(plan);
     }
     // Otherwise what is seen, provided nobody else has it: the allowlist may have changed since the start.
@@ -160,7 +161,7 @@ fn observed(
         .iter()
         .filter_map(|cpu| situation.topology.cpu(cpu)?.node)
         .collect::<std::collections::BTreeSet<NodeId>>();
-    let housekeeping = supply.housekeeping();
+    let housekeeping = supply.housekeeping().difference(taken);
     let seats = if housekeeping.is_empty() { vcpus.clone() } else { housekeeping };
     let plan = Plan {
         vcpus: order,

@@ -19,9 +19,8 @@ pub(super) fn transform(context: &Context, file: &str) -> Result<String> {
     let situation = Situation::read(&context.root, &settings, read::partition(&domain).as_deref())?;
     let leases = lock::read(&context.root)?;
     let existing = identity.uuid.and_then(|uuid| leases.get(uuid)).and_then(|lease| lease.plan());
-    let taken = leases.taken_from(identity.uuid);
     let plan = situation
-        .plan(&wish, existing, &taken, true, &mut |_| {})
+        .plan(&wish, existing, (&leases, identity.uuid), true, &mut |_| {})
         .map_err(|error| decision::about(error, &identity.name, Some((&leases, identity.uuid))))?;
     Ok(pin::rewrite(&domain, &plan, Scope::Everything).map_err(about)?.apply(&text))
 }

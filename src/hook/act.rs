@@ -79,10 +79,9 @@ impl Event<'_> {
         let mut leases = before.clone();
         let void = reclaim(self.root, &mut leases)?;
         self.refuse_beside_living(&leases)?;
-        let taken = leases.taken_from(Some(self.uuid));
         let existing = leases.get(self.uuid).cloned();
         let plan = situation
-            .plan(wish, existing.as_ref().and_then(Lease::plan), &taken, !preparing, &mut |_| {})
+            .plan(wish, existing.as_ref().and_then(Lease::plan), (&leases, Some(self.uuid)), !preparing, &mut |_| {})
             .map_err(|error| decision::about(error, &self.identity.name, Some((&leases, Some(self.uuid)))))?;
         let scope = if preparing { Scope::Everything } else { Scope::PlacementOnly };
         let output = pin::rewrite(self.domain, &plan, scope).map_err(named)?.apply(self.domain.text());

@@ -123,6 +123,12 @@ impl Leases {
         others.fold(CpuSet::new(), |taken, lease| taken.union(&lease.cpus()))
     }
 
+    /// The CPUs of every dedicated domain but this one.
+    pub fn dedicated_but(&self, uuid: Option<DomainUuid>) -> CpuSet {
+        let others = self.leases.iter().filter(|lease| Some(lease.uuid) != uuid && lease.plan().is_some());
+        others.fold(CpuSet::new(), |all, lease| all.union(&lease.cpus()))
+    }
+
     /// Another domain's dedicated lease with any of these CPUs.
     pub fn dedicated_owner_of(&self, cpus: &CpuSet, except: DomainUuid) -> Option<&Lease> {
         self.iter().find(|lease| lease.uuid != except && lease.plan().is_some() && !lease.cpus().is_disjoint(cpus))

@@ -1,0 +1,770 @@
+//! The built hook, run as libvirt runs it, on a machine in a temporary directory: every event with every input and every
+//! state it may meet. Exit status, stdout to the byte, the first line of stderr, and what is on disk afterwards.
+//!
+//! What users of such hooks have reported is in `reports.rs`.
+#![allow(
+    clippy::tests_outside_test_module,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::print_stderr,
+    clippy::cast_possible_truncation,
+    reason = "integration tests"
+)]
+
+mod machine;
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use machine::{Machine, Run, Vm, pins};
+use virt_pin::error::Code;
+
+/// Puts something into a machine.
+type Place<'a> = &'a dyn Fn(&Machine);
+
+/// What libvirt may be told of a failure.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Manner {
+    /// By the exit status.
+    Refuses,
+    /// Not at all: stderr has it, the exit status is 0.
+    Reports,
+    /// Nothing is done, so nothing fails.
+    Silent,
+}
+use Manner::{Refuses, Reports, Silent};
+
+/// Every event of a domain: operation, sub-operation, how it fails.
+const EVENTS: [(&str, &str, Manner); 10] = [
+    ("prepare", "begin", Refuses),
+    ("start", "begin", Silent),
+    ("started", "begin", Refuses),
+    ("stopped", "end", Silent),
+    ("release", "end", Reports),
+    ("migrate", "begin", Refuses),
+    ("restore", "begin", Reports),
+    ("reconnect", "begin", Reports),
+    ("attach", "begin", Silent),
+    ("foretell", "begin", Silent),
+];
+
+/// Runs every event with this input on this machine, of which nothing may change.
+#[track_caller]
+fn every_event_fails(machine: &Machine, xml: &[u8], code: Code, part: &str) {
+    let before = machine.everything();
+    for (operation, sub_operation, manner) in EVENTS {
+        let run = machine.hook(&["vm1", operation, sub_operation, "-"], xml);
+        let sentence = match manner {
+            Refuses => run.refused(code),
+            Reports => run.reported(code),
+            Silent => {
+                run.silent();
+                continue;
+            }
+        };
+        assert!(sentence.contains(part), "{operation}: {sentence}");
+    }
+    assert!(machine.everything() == before, "something has changed");
+}
+
+/// A machine with a lease of `vm9`, which has no QEMU yet.
+fn machine() -> Machine {
+    let machine = Machine::new("2-3,10-11");
+    machine.prepare(&Vm::new(9, 2));
+    machine
+}
+
+#[test]
+fn the_whole_life_of_a_domain() {
+    let machine = Machine::new("2-3,10-11");
+    let vm = Vm::new(1, 2);
+    let prepared = "<domain type='kvm' id='1'>
+  <name>vm1</name>
+  <uuid>00000000-0000-0000-0000-000000000001</uuid>
+  <metadata>
+    <pin:cpu xmlns:pin='urn:virt-pin:domain:1' policy='dedicated'/>
+  </metadata>
+  <memory unit='KiB'>1048576</memory>
+  <vcpu placement='static' cpuset='0-2,4-10,12-15'>2</vcpu>
+  <cputune>
+    <vcpupin vcpu='0' cpuset='2'/>
+    <vcpupin vcpu='1' cpuset='10'/>
+    <emulatorpin cpuset='0-1,4-9,12-15'/>
+  </cputune>
+  <os>
+    <type arch='x86_64'>hvm</type>
+  </os>
+  <cpu>
+    <topology sockets='1' cores='1' threads='2'/>
+  </cpu>
+</domain>
+";
+    assert_eq!(machine.prepare(&vm), prepared);
+    let lease = |state: &str, qemu: &str| {
+        format!(
+            "{{\"version\":1,\"boot_id\":\"{}\",\"leases\":[{{\"uuid\":\"{}\",\"name\":\"vm1\",\"state\":\"{state}\",\
+             \"kind\":\"dedicated\",\"vcpus\":[2,10],\"emulator\":\"0-1,4-9,12-15\",\"iothreads\":\"0-1,4-9,12-15\",\
+             \"nodes\":\"0\",\"memory_nodes\":\"0\",\"guest\":[1,1,1,2],\"domain_id\":1{qemu},\"since\":1000}}]}}\n",
+            machine::BOOT_ID,
+            vm.uuid
+        )
+    };
+    assert_eq!(machine.leases().unwrap(), lease("reserved", ""));
+    machine.event(&vm, "start begin").silent();
+    assert_eq!(machine.leases().unwrap(), lease("reserved", ""));
+    machine.qemu(&vm, 700, &[2, 10], "0-1,4-9,12-15");
+    machine.event(&vm, "started begin").silent();
+    assert_eq!(machine.leases().unwrap(), lease("running", ",\"qemu\":[700,5000]"));
+    machine.event(&vm, "reconnect begin").silent();
+    assert_eq!(machine.leases().unwrap(), lease("running", ",\"qemu\":[700,5000]"));
+    machine.event(&vm, "stopped end").silent();
+    // Its QEMU has ended: the lease does at release, not before.
+    machine.gone(700);
+    assert_eq!(machine.leased().len(), 1);
+    machine.event(&vm, "release end shutdown").silent();
+    let none = format!("{{\"version\":1,\"boot_id\":\"{}\",\"leases\":[]}}\n", machine::BOOT_ID);
+    assert_eq!(machine.leases().unwrap(), none);
+    assert_eq!(fs::metadata(machine.path("/run/virt-pin")).unwrap().permissions().mode() & 0o777, 0o700);
+    assert_eq!(fs::metadata(machine.path("/run/virt-pin/leases.json")).unwrap().permissions().mode() & 0o777, 0o600);
+    let names = fs::read_dir(machine.path("/run/virt-pin")).unwrap().count();
+    assert_eq!(names, 2, "the lock and the leases, nothing else");
+}
+
+#[test]
+fn a_shared_domain_passes_and_leaves_no_trace() {
+    let machine = Machine::new("2-3");
+    let before = machine.everything();
+    for (operation, sub_operation, _) in EVENTS {
+        let xml = Vm::new(1, 2).without_policy().xml();
+        machine.hook(&["vm1", operation, sub_operation, "-"], xml).silent();
+        let shared = Vm { policy: Some("policy='shared' isolation='partition'".to_owned()), ..Vm::new(1, 2) };
+        machine.hook(&["vm1", operation, sub_operation, "-"], shared.xml()).silent();
+    }
+    assert!(machine.everything() == before);
+    assert!(!machine.path("/run").exists(), "not even the lock");
+}
+
+#[test]
+fn no_arguments_no_event() {
+    let machine = machine();
+    let run = machine.hook(&[], "");
+    assert_eq!((run.code, run.stdout.as_str()), (Some(2), ""));
+    assert!(
+        run.stderr.starts_with("usage: virt-pin-hook NAME OPERATION SUB-OPERATION EXTRA < DOMAIN.xml\n"),
+        "{run:?}"
+    );
+    // Events that are not ours, of the daemon, or no events at all.
+    for args in [
+        &["-", "start", "-", "start"][..],
+        &["-", "reload", "begin", "SIGHUP"],
+        &["-", "shutdown", "-", "shutdown"],
+        &["vm1", "prepare", "end", "-"],
+        &["vm1", "prepare"],
+        &["--help"],
+        &["--version"],
+        &[""],
+        &["", "", "", ""],
+        &["vm1", "PREPARE", "BEGIN", "-"],
+    ] {
+        machine.hook(args, "not read").silent();
+    }
+}
+
+#[test]
+fn no_room() {
+    let machine = machine();
+    let vm = Vm::new(1, 4);
+    let before = machine.everything();
+    let sentence = "domain \"vm1\": needs 2 whole cores (4 vCPUs, 2 on each), 1 of the 2 pinnable are free";
+    for event in ["prepare begin", "migrate begin"] {
+        let run = machine.event(&vm, event);
+        assert_eq!(run.refused(Code::Shortage), sentence);
+        let hint = "  hint: held by \"vm9\" 2,10; stop a VM that holds some, or add to pinnable_cpus\n";
+        assert!(run.stderr.ends_with(hint), "{}", run.stderr);
+    }
+    assert_eq!(machine.event(&vm, "restore begin").reported(Code::Shortage), sentence);
+    for event in ["started begin", "reconnect begin"] {
+        let run = machine.event(&vm, event);
+        let what = "domain \"vm1\": has a dedicated policy, but no lease was taken at prepare";
+        let said =
+            if event == "started begin" { run.refused(Code::DomainUnknown) } else { run.reported(Code::DomainUnknown) };
+        assert_eq!(said, what);
+    }
+    machine.event(&vm, "release end failed").silent();
+    assert!(machine.everything() == before);
+}
+
+#[test]
+fn every_kind_of_refusal_changes_nothing() {
+    let machine = Machine::new("1-3,9-11,4-6");
+    machine.prepare(&Vm::new(9, 2).with("nodes='0'"));
+    machine.prepare(&Vm::new(8, 1).without_policy().pinned(&[6]));
+    let before = machine.everything();
+    let huge = "<memoryBacking><hugepages/></memoryBacking>";
+    for (vm, code, part) in [
+        (Vm::new(1, 6), Code::Shortage, "needs 3 whole cores"),
+        (Vm::new(1, 14), Code::Unsatisfiable, "needs 7 whole cores"),
+        (Vm::new(1, 5).with("cores='thread' numa='single'"), Code::NeedsRepack, "scattered"),
+        (Vm::new(1, 2).with("nodes='7'"), Code::Unsatisfiable, "node 7 does not exist"),
+        (Vm::new(1, 2).memory_kib(100 << 20), Code::MemoryShortage, ""),
+        (Vm::new(1, 2).body(huge), Code::MemoryShortage, ""),
+        (Vm::new(1, 3).with("threads-per-core='2'"), Code::PolicyInvalid, "3 vCPUs are not a multiple"),
+        (Vm::new(1, 2).with("isolation='partition'"), Code::PolicyUnsupported, "isolation=\"partition\""),
+        (Vm::new(1, 2).pinned(&[0, 8]), Code::StalePins, "pins vCPU 0 to CPUs 0; its lease says"),
+        (Vm::new(1, 1).without_policy().pinned(&[9]), Code::StaticConflict, "9 are leased to domain \"vm9\""),
+        (Vm::new(1, 0), Code::DomainInvalid, "0 vCPUs"),
+        (Vm::new(1, 70000), Code::DomainInvalid, "70000 vCPUs"),
+    ] {
+        for event in ["prepare begin", "migrate begin", "restore begin"] {
+            // What comes in is given pins of ours, so those it has do not matter.
+            if code == Code::StalePins && event != "prepare begin" {
+                continue;
+            }
+            let run = machine.event(&vm, event);
+            let said = if event == "restore begin" { run.reported(code) } else { run.refused(code) };
+            assert!(said.starts_with("domain \"vm1\": ") && said.contains(part), "{said}");
+            // After a refused start libvirt reports an end; that ends nobody else's lease.
+            machine.event(&vm, "stopped end").silent();
+            machine.event(&vm, "release end failed").silent();
+            assert!(machine.everything() == before, "{code} at {event}");
+        }
+    }
+}
+
+#[test]
+fn errors_in_the_policy_name_what_is_accepted() {
+    let machine = machine();
+    let before = machine.everything();
+    let names = "\"policy\", \"cores\", \"threads-per-core\", \"numa\", \"nodes\", \"cache\", \"memory\", \"emulator\", \
+                 \"iothreads\", \"core-class\", \"topology\", \"locality\", \"isolation\", \"realtime\", \"fallback\"";
+    for (policy, sentence, accepted) in [
+        ("polcy='dedicated'", "unknown policy attribute \"polcy\"", names),
+        ("policy='Dedicated'", "policy policy=\"Dedicated\" is not a value", "\"shared\", \"dedicated\""),
+        ("policy='dedicated' cores='half'", "policy cores=\"half\" is not a value", "\"whole\", \"thread\""),
+        ("policy='dedicated' numa=''", "policy numa=\"\" is not a value", "\"prefer\", \"single\", \"any\""),
+        (
+            "policy='dedicated' emulator='x'",
+            "policy emulator=\"x\" is not a value",
+            "\"housekeeping\", \"isolate\", \"share\"",
+        ),
+    ] {
+        let run = machine.event(&Vm { policy: Some(policy.to_owned()), ..Vm::new(1, 2) }, "prepare begin");
+        assert_eq!(run.refused(Code::PolicyInvalid), format!("domain \"vm1\": {sentence}"));
+        let hint = run.stderr.lines().last().unwrap();
+        assert!(accepted.split(", ").all(|word| hint.contains(word)), "{hint}");
+    }
+    for element in [
+        "<pin:cpus xmlns:pin='urn:virt-pin:domain:1' policy='dedicated'/>",
+        "<pin:cpu xmlns:pin='urn:virt-pin:domain:1' policy='dedicated'/><pin:cpu xmlns:pin='urn:virt-pin:domain:1'/>",
+        "<pin:cpu xmlns:pin='urn:virt-pin:domain:1' pin:policy='dedicated'/>",
+        "<pin:cpu xmlns:pin='urn:virt-pin:domain:1'>dedicated</pin:cpu>",
+    ] {
+        let vm = Vm::new(1, 2).without_policy().body(&format!("<metadata>{element}</metadata>"));
+        machine.event(&vm, "prepare begin").refused(Code::PolicyInvalid);
+    }
+    assert!(machine.everything() == before);
+}
+
+#[test]
+fn leases_that_cannot_be_read() {
+    let old = machine().leases().unwrap();
+    let newer = "{\"version\":2,\"leases\":{\"a\":1}}\n";
+    let nuls = "\0".repeat(4096);
+    let twice = old.replace("]}", &format!(",{}", old.split_once('[').unwrap().1));
+    let overlapping = twice.replacen("000000000009", "000000000008", 1);
+    let halved = &old[..old.len() / 2];
+    let bom = format!("\u{feff}{old}");
+    let (tail, two, after) = (format!("{old}}}\"}}}}"), format!("{old}{old}"), format!("{old}\0\0"));
+    let unknown = old.replace("\"since\"", "\"until\":1,\"since\"");
+    for (text, code, part) in [
+        ("", Code::StateCorrupt, "is not a lease file"),
+        (nuls.as_str(), Code::StateCorrupt, "is not a lease file"),
+        (halved, Code::StateCorrupt, "is not a lease file"),
+        (&bom, Code::StateCorrupt, "is not a lease file"),
+        (&tail, Code::StateCorrupt, "trailing characters"),
+        (&two, Code::StateCorrupt, "trailing characters"),
+        (&after, Code::StateCorrupt, "trailing characters"),
+        (&unknown, Code::StateCorrupt, "unknown field `until`"),
+        ("[]", Code::StateCorrupt, "is not a lease file"),
+        ("{\"version\":-1}", Code::StateCorrupt, "is not a lease file"),
+        (&twice, Code::StateCorrupt, "two leases"),
+        (&overlapping, Code::StateCorrupt, "have two owners"),
+        (newer, Code::StateNewer, "has version 2; this is virt-pin"),
+    ] {
+        let machine = Machine::new("2-3,10-11");
+        machine.put("/run/virt-pin/leases.json", text);
+        every_event_fails(&machine, Vm::new(1, 2).xml().as_bytes(), code, part);
+        assert_eq!(machine.leases().unwrap(), text);
+        // Who wants no CPUs of his own is not affected.
+        machine.event(&Vm::new(2, 2).without_policy(), "prepare begin").silent();
+    }
+    // Windows line ends are no damage.
+    let machine = Machine::new("2-3,10-11");
+    machine.put("/run/virt-pin/leases.json", &old.replace('\n', "\r\n"));
+    machine.prepare(&Vm::new(1, 2));
+    assert_eq!(machine.leased().len(), 2);
+}
+
+#[test]
+fn a_state_directory_that_is_not_safely_ours() {
+    let vm = Vm::new(1, 2);
+    let cases: [(Place<'_>, &str); 9] = [
+        (&|machine| machine.put("/run", ""), "/run"),
+        (&|machine| machine.put("/run/virt-pin.d/x", ""), ""),
+        (&|machine| symlink("/nowhere", machine.path("/run/virt-pin")).unwrap(), "is not a directory"),
+        (&|machine| machine.put("/run/virt-pin/leases.json.new/x", ""), "cannot remove"),
+        (&|machine| fs::create_dir(machine.path("/run/virt-pin/lock")).unwrap(), "cannot open"),
+        (&|machine| symlink("/nowhere", machine.path("/run/virt-pin/lock")).unwrap(), "cannot open"),
+        (&|machine| symlink("/dev/null", machine.path("/run/virt-pin/leases.json")).unwrap(), "cannot open"),
+        (&|machine| fs::create_dir(machine.path("/run/virt-pin/leases.json")).unwrap(), "is not a regular file"),
+        (
+            &|machine| {
+                fs::set_permissions(machine.path("/run/virt-pin"), fs::Permissions::from_mode(0o777)).unwrap();
+            },
+            "mode 0777: others may write to it",
+        ),
+    ];
+    for (number, (damage, part)) in cases.into_iter().enumerate() {
+        let machine = Machine::new("2-3,10-11");
+        match number {
+            0 => {}
+            1 => {
+                // A file where the directory should be.
+                damage(&machine);
+                fs::File::create(machine.path("/run/virt-pin")).unwrap();
+            }
+            2 => fs::create_dir(machine.path("/run")).unwrap(),
+            _ => machine.make_state_dir(),
+        }
+        if number != 1 {
+            damage(&machine);
+        }
+        let before = machine.everything();
+        let said = machine.event(&vm, "prepare begin").refused(Code::StateUnsafe);
+        assert!(said.contains(part) && said.contains("/run"), "{said}");
+        assert_eq!(machine.event(&vm, "restore begin").reported(Code::StateUnsafe), said);
+        assert!(machine.everything() == before, "{said}");
+        // Events that may not fail a VM do not.
+        for event in ["release end shutdown", "reconnect begin"] {
+            assert_eq!(machine.event(&vm, event).code, Some(0));
+        }
+    }
+}
+
+#[test]
+fn a_read_only_run() {
+    // As root, permissions say nothing; a mount of its own does.
+    let machine = machine();
+    let script =
+        "mount --bind -o ro \"$1/run\" \"$1/run\" && mount -o remount,bind,ro \"$1/run\" && shift && exec \"$@\"";
+    let hook = env!("CARGO_BIN_EXE_virt-pin-hook");
+    let run = |event: [&str; 2]| {
+        let mut command = Command::new("unshare");
+        command.args(["-m", "sh", "-c", script, "sh"]).arg(machine.root()).arg(hook).arg("vm1").args(event).arg("-");
+        command.env("VIRT_PIN_ROOT", machine.root());
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        Run::of(command, Vm::new(1, 2).xml().as_bytes())
+    };
+    let probe = Command::new("unshare").args(["-m", "sh", "-c", script, "sh"]).arg(machine.root()).arg("true").output();
+    if !probe.is_ok_and(|probe| probe.status.success()) {
+        eprintln!("skipped: no mount namespace of our own here");
+        return;
+    }
+    let before = machine.everything();
+    let said = run(["prepare", "begin"]).refused(Code::StateUnsafe);
+    assert!(said.contains("Read-only file system"), "{said}");
+    assert_eq!(run(["restore", "begin"]).code, Some(0));
+    assert_eq!(run(["release", "end"]).code, Some(0));
+    assert!(machine.everything() == before);
+}
+
+#[test]
+fn the_lock_is_waited_for_and_not_for_ever() {
+    // Whoever waits waits asleep: all at once.
+    std::thread::scope(|scope| {
+        for (operation, sub_operation, manner) in EVENTS {
+            scope.spawn(move || {
+                let (machine, vm) = (machine(), Vm::new(9, 2));
+                machine.qemu(&vm, 700, &[2, 10], "0-1,4-9,12-15");
+                let before = machine.everything();
+                let held = machine.hold_lock();
+                let start = Instant::now();
+                let run = machine.hook(&["vm9", operation, sub_operation, "-"], vm.xml());
+                let waited = start.elapsed();
+                let sentence = match manner {
+                    Refuses => run.refused(Code::StateLocked),
+                    Reports => run.reported(Code::StateLocked),
+                    Silent => {
+                        run.silent();
+                        return;
+                    }
+                };
+                let lock = machine.path("/run/virt-pin/lock");
+                assert!(
+                    sentence.ends_with(&format!("{} was held by another process for 2000 ms", lock.display())),
+                    "{sentence}"
+                );
+                assert!(waited > Duration::from_secs(2) && waited < Duration::from_secs(8), "{operation}: {waited:?}");
+                assert!(machine.everything() == before);
+                drop(held);
+                // Nothing of the failure is left.
+                assert_eq!(machine.hook(&["vm9", operation, sub_operation, "-"], vm.xml()).code, Some(0));
+            });
+        }
+        // One that is let go in time is no failure.
+        scope.spawn(|| {
+            let machine = machine();
+            let held = machine.hold_lock();
+            let child = machine.hook_command(&["vm1", "prepare", "begin", "-"]);
+            std::thread::scope(|scope| {
+                let run = scope.spawn(|| Run::of(child, Vm::new(1, 2).xml().as_bytes()));
+                std::thread::sleep(Duration::from_millis(300));
+                drop(held);
+                assert_eq!(pins(&run.join().unwrap().printed()), [3, 11]);
+            });
+        });
+    });
+}
+
+#[test]
+fn input_that_is_no_domain() {
+    let machine = machine();
+    let vm = Vm::new(1, 2).xml();
+    let utf16: Vec<u8> = vm.encode_utf16().flat_map(u16::to_le_bytes).collect();
+    let dtd = format!("<!DOCTYPE domain [<!ENTITY a \"2\">]>\n{}", vm.replace(">2<", ">&a;<"));
+    let bomb = "<!DOCTYPE domain [<!ENTITY a \"aaaa\"><!ENTITY b \"&a;&a;&a;&a;\">]><domain><name>&b;</name></domain>";
+    let external = "<!DOCTYPE domain SYSTEM \"file:///etc/passwd\"><domain><name>a</name></domain>";
+    let no_uuid = vm.replace("uuid>", "uuuid>");
+    let (truncated, doubled) = (&vm[..vm.len() - 10], format!("{vm}{vm}"));
+    for (xml, part) in [
+        (&b""[..], "the document is empty"),
+        (b" \n\t\n", "the document is empty"),
+        (b"\xef\xbb\xbf", "the document is empty"),
+        (b"garbage", "not well-formed"),
+        (b"\0\0\0\0", "not well-formed"),
+        (b"<", "not well-formed"),
+        (b"<domain>", "not well-formed"),
+        (b"<domain/>", "no <name>"),
+        (b"<network><name>vm1</name></network>", "the root element is <network>"),
+        (b"\xff\xfe<\0d\0", "UTF-16"),
+        (b"<domain><name>\xff</name></domain>", "not UTF-8 from byte 14 on"),
+        (&utf16, "not well-formed"),
+        (truncated.as_bytes(), "not well-formed"),
+        (doubled.as_bytes(), "not well-formed"),
+        (dtd.as_bytes(), "has a DTD"),
+        (bomb.as_bytes(), "has a DTD"),
+        (external.as_bytes(), "has a DTD"),
+        (no_uuid.as_bytes(), "domain \"vm1\": the domain XML on stdin has no <uuid>"),
+        (b"<domain><name>a</name><uuid>x</uuid></domain>", "not a UUID"),
+        (b"<domain id='x'><name>a</name></domain>", "not a domain id"),
+        (b"<domain xmlns='urn:x'><name>a</name></domain>", "default namespace"),
+    ] {
+        every_event_fails(&machine, xml, Code::DomainInvalid, part);
+    }
+}
+
+#[test]
+fn input_that_is_too_much() {
+    let machine = machine();
+    let start = Instant::now();
+    // 50 MB; libvirt is not made to wait until all of it is read.
+    let long = format!("{}<!-- {} -->", Vm::new(1, 2).xml(), "x".repeat(50 << 20));
+    every_event_fails(&machine, long.as_bytes(), Code::DomainInvalid, "longer than 16 MiB");
+    for (xml, part) in [
+        (format!("<domain>{}", "<a>".repeat(300_000)), "not well-formed"),
+        (format!("<domain>{}{}</domain>", "<a>".repeat(300_000), "</a>".repeat(300_000)), "no <name>"),
+        (format!("<domain><name>a</name>{}</domain>", "<a/>".repeat(2_000_000)), "not well-formed"),
+        (format!("<domain {}/>", (0..100_000).map(|n| format!("a{n}='' ")).collect::<String>()), "attributes"),
+    ] {
+        let run = machine.hook(&["vm1", "prepare", "begin", "-"], &xml);
+        let said = run.refused(Code::DomainInvalid);
+        assert!(said.contains(part), "{said}");
+        assert_eq!(machine.hook(&["vm1", "reconnect", "begin", "-"], &xml).reported(Code::DomainInvalid), said);
+    }
+    assert!(start.elapsed() < Duration::from_secs(60), "{:?}", start.elapsed());
+    // Deep nesting inside what nobody reads is no obstacle.
+    let deep = format!("<a xmlns='urn:x'>{}{}</a>", "<b>".repeat(50_000), "</b>".repeat(50_000));
+    let vm = Vm::new(1, 2).body(&format!("<description>{}</description>", deep));
+    assert_eq!(pins(&machine.prepare(&vm)), [3, 11]);
+}
+
+#[test]
+fn closed_descriptors() {
+    let machine = machine();
+    let sh = |redirect: &str, operation: &str| {
+        let mut command = Command::new("sh");
+        command.arg("-c").arg(format!("exec \"$0\" \"$@\" {redirect}")).arg(env!("CARGO_BIN_EXE_virt-pin-hook"));
+        command.args(["vm1", operation, if operation == "release" { "end" } else { "begin" }, "-"]);
+        command.env("VIRT_PIN_ROOT", machine.root());
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        Run::of(command, Vm::new(1, 2).xml().as_bytes())
+    };
+    let before = machine.everything();
+    for redirect in ["<&-", "</dev/null", "<&- >&-", "0>/dev/null"] {
+        sh(redirect, "prepare").refused(Code::DomainInvalid);
+        sh(redirect, "started").refused(Code::DomainInvalid);
+        sh(redirect, "reconnect").reported(Code::DomainInvalid);
+        sh(redirect, "restore").reported(Code::DomainInvalid);
+        sh(redirect, "release").reported(Code::DomainInvalid);
+    }
+    assert_eq!(sh("<&- 2>&-", "prepare").code, Some(10));
+    assert_eq!(sh("<&- 2>&-", "reconnect").code, Some(0));
+    assert_eq!(sh("<&- >&- 2>&-", "prepare").code, Some(10));
+    assert!(machine.everything() == before);
+    // Nobody reads what prepare prints, so nobody misses it.
+    sh(">&-", "prepare").silent();
+    assert_eq!(machine.leased().len(), 2);
+}
+
+#[test]
+fn a_stdout_that_takes_nothing() {
+    for (operation, manner) in [("prepare", Silent), ("migrate", Refuses), ("restore", Reports)] {
+        for full in [true, false] {
+            let (machine, vm) = (machine(), Vm::new(1, 2));
+            let mut command = machine.hook_command(&["vm1", operation, "begin", "-"]);
+            if full {
+                command.stdout(fs::File::create("/dev/full").unwrap());
+            } else {
+                let (reader, writer) = std::io::pipe().unwrap();
+                drop(reader);
+                command.stdout(writer);
+            }
+            let run = Run::of(command, vm.xml().as_bytes());
+            match manner {
+                // libvirt drops what prepare prints.
+                Silent => run.silent(),
+                Refuses => drop(run.refused(Code::HostIo)),
+                Reports => drop(run.reported(Code::HostIo)),
+            }
+            // Either way what was granted is known, and found again.
+            assert_eq!(machine.vcpus_of(&vm), [3, 11]);
+            let prepared = machine.prepare(&vm);
+            assert_eq!(pins(&prepared), [3, 11]);
+        }
+    }
+}
+
+/// The one slow test: ten seconds, most of them asleep.
+#[test]
+fn stdin_that_does_not_end() {
+    let machine = machine();
+    let before = machine.everything();
+    std::thread::scope(|scope| {
+        for (operation, drip) in [("prepare", false), ("prepare", true), ("reconnect", false), ("restore", true)] {
+            let machine = &machine;
+            scope.spawn(move || {
+                let start = Instant::now();
+                let mut child = machine.hook_command(&["vm1", operation, "begin", "-"]).spawn().unwrap();
+                let mut stdin = child.stdin.take().unwrap();
+                let _ = stdin.write_all(b"<domain>");
+                while child.try_wait().unwrap().is_none() {
+                    std::thread::sleep(Duration::from_millis(200));
+                    // One byte at a time is no reason to wait longer.
+                    if drip {
+                        let _ = stdin.write_all(b" ");
+                    }
+                    assert!(start.elapsed() < Duration::from_secs(30));
+                }
+                let run = Run::end(child);
+                let said = match operation {
+                    "prepare" => run.refused(Code::DomainInvalid),
+                    _ => run.reported(Code::DomainInvalid),
+                };
+                assert_eq!(said, "no domain XML on stdin within 10 s");
+            });
+        }
+    });
+    // Where nothing is done nothing is read.
+    for event in [["start", "begin"], ["stopped", "end"], ["attach", "begin"], ["foo", "begin"]] {
+        let start = Instant::now();
+        let child = machine.hook_command(&["vm1", event[0], event[1], "-"]).stdin(Stdio::piped()).spawn().unwrap();
+        let mut child = child;
+        let stdin = child.stdin.take();
+        Run::end(child).silent();
+        assert!(start.elapsed() < Duration::from_secs(5));
+        drop(stdin);
+    }
+    assert!(machine.everything() == before);
+}
+
+#[test]
+fn a_machine_that_cannot_be_read() {
+    let vm = Vm::new(1, 2);
+    for (damage, code, part) in [
+        ("/sys", Code::TopologyUnreadable, "/sys/devices/system/cpu"),
+        ("/proc", Code::HostIo, "/proc/sys/kernel/random/boot_id"),
+    ] {
+        let machine = Machine::new("2-3,10-11");
+        fs::remove_dir_all(machine.path(damage)).unwrap();
+        let before = machine.everything();
+        let said = machine.event(&vm, "prepare begin").refused(code);
+        assert!(said.contains(part), "{said}");
+        machine.event(&vm, "restore begin").reported(code);
+        machine.event(&vm.clone().without_policy(), "prepare begin").silent();
+        assert!(machine.everything() == before);
+    }
+    // Without any file system at all: no configuration, so no CPU may be handed out.
+    let machine = Machine::bare();
+    machine.event(&vm, "prepare begin").refused(Code::TopologyUnreadable);
+    machine.event(&vm, "release end shutdown").silent();
+    assert!(!machine.path("/run/virt-pin/leases.json").exists());
+}
+
+#[test]
+fn a_configuration_that_cannot_be_read() {
+    let vm = Vm::new(1, 2);
+    for (text, part) in [
+        ("pinnable_cpus = \"2-\"\n", "/etc/virt-pin/virt-pin.toml:1: pinnable_cpus = \"2-\": "),
+        ("\npinnable = 1\n", "/etc/virt-pin/virt-pin.toml:2: pinnable: unknown key"),
+        ("pinnable_cpus = 2\n", "must be a string, not a number"),
+        ("[[domain]]\nmatch = \"*\"\npolicy = \"exclusive\"\n", ":3: policy: policy policy=\"exclusive\""),
+        ("\0", "not TOML"),
+    ] {
+        let machine = machine();
+        machine.config(text);
+        let before = machine.everything();
+        for vm in [&vm, &vm.clone().without_policy()] {
+            let said = machine.event(vm, "prepare begin").refused(Code::ConfigInvalid);
+            assert!(said.contains(part), "{said}");
+            machine.event(vm, "migrate begin").refused(Code::ConfigInvalid);
+            machine.event(vm, "restore begin").reported(Code::ConfigInvalid);
+            // What runs is let run.
+            machine.event(vm, "started begin").silent();
+            machine.event(vm, "reconnect begin").silent();
+        }
+        assert!(machine.everything() == before);
+        machine.event(&Vm::new(9, 2), "release end shutdown").silent();
+        assert_eq!(machine.leased().len(), 0);
+    }
+    // Fail closed: no file, no key, no value.
+    for text in [None, Some(""), Some("pinnable_cpus = \"\"\n")] {
+        let machine = Machine::new("");
+        match text {
+            Some(text) => machine.config(text),
+            None => fs::remove_dir_all(machine.path("/etc/virt-pin")).unwrap(),
+        }
+        machine.event(&vm, "prepare begin").refused(Code::Unsatisfiable);
+    }
+}
+
+#[test]
+fn a_confinement_that_cannot_be_made_takes_the_lease_back() {
+    // A directory gets no cgroup's files here, so the first write fails, as with a kernel that says no.
+    let machine = Machine::new("2-3,10-11");
+    machine.put("/proc/mounts", "cgroup /sys/fs/cgroup/cpuset cgroup rw,cpuset 0 0\n");
+    for file in ["cpuset.cpus", "cpuset.mems", "cpuset.effective_cpus"] {
+        let value = if file == "cpuset.mems" { "0-1\n" } else { "0-15\n" };
+        machine.put(&format!("/sys/fs/cgroup/cpuset/{file}"), value);
+        machine.put(&format!("/sys/fs/cgroup/cpuset/machine/{file}"), value);
+    }
+    let run = machine.event(&Vm::new(1, 2), "prepare begin");
+    let said = run.refused(Code::ConfinementFailed);
+    assert!(said.starts_with("domain \"vm1\": cannot confine the domain before its start: cannot write"), "{said}");
+    assert_eq!(machine.leased().len(), 0);
+    assert!(!machine.path("/sys/fs/cgroup/cpuset/machine/qemu-1-vm1.libvirt-qemu").exists());
+    // Only what the VMs' cgroup can reach is handed out.
+    machine.put("/sys/fs/cgroup/cpuset/machine/cpuset.effective_cpus", "0-2,10\n");
+    let said = machine.event(&Vm::new(1, 4), "prepare begin").refused(Code::Unsatisfiable);
+    assert!(said.contains("this host has 1 of them pinnable"), "{said}");
+    // A migration confines nothing yet.
+    assert_eq!(pins(&machine.event(&Vm::new(1, 2), "migrate begin").printed()), [2, 10]);
+}
+
+#[test]
+fn threads_that_are_elsewhere() {
+    let emulator = "0-1,4-9,12-15";
+    let vm = Vm::new(1, 2);
+    let cases: [(Place<'_>, &str); 6] = [
+        (&|_| {}, "its threads cannot be found: libvirt has no /run/libvirt/qemu/vm1.xml"),
+        (
+            &|machine| machine.qemu(&vm, 700, &[2, 3], emulator),
+            "the thread of vCPU 1 (\"CPU 1/KVM\", tid 702) may run on CPUs 3, its lease says 10",
+        ),
+        (
+            &|machine| machine.qemu(&vm, 700, &[2, 10], "0-15"),
+            "an emulator thread (\"qemu-system-x86\", tid 700) may run on CPUs 0-15",
+        ),
+        (&|machine| machine.qemu(&vm, 700, &[2, 10, 3], emulator), "vCPU 2 runs, but the lease has 2 vCPUs"),
+        (&|machine| machine.qemu(&vm, 700, &[], emulator), "libvirt knows no vCPU thread"),
+        (
+            &|machine| {
+                machine.qemu(&vm, 700, &[2, 10], emulator);
+                machine.gone(700);
+            },
+            "QEMU (pid 700) has no threads: it has ended",
+        ),
+    ];
+    for (place, part) in cases {
+        let machine = Machine::new("2-3,10-11");
+        machine.prepare(&vm);
+        place(&machine);
+        let said = machine.event(&vm, "started begin").refused(Code::ThreadMisplaced);
+        assert!(said.starts_with("domain \"vm1\": ") && said.contains(part), "{said}");
+        // At reconnect the VM lives on, and so does its lease.
+        let said = machine.event(&vm, "reconnect begin").reported(Code::ThreadMisplaced);
+        assert!(said.contains(part), "{said}");
+        assert_eq!(machine.vcpus_of(&vm), [2, 10]);
+    }
+    for (status, part) in [("", "not XML"), ("<domain/>", "not a domain's status"), ("<domstatus/>", "no pid")] {
+        let machine = Machine::new("2-3,10-11");
+        machine.prepare(&vm);
+        machine.put("/run/libvirt/qemu/vm1.xml", status);
+        let said = machine.event(&vm, "started begin").refused(Code::HostIo);
+        assert!(said.contains(part), "{said}");
+        machine.event(&vm, "reconnect begin").reported(Code::HostIo);
+    }
+}
+
+#[test]
+fn what_may_be_alive_keeps_its_lease() {
+    let machine = Machine::new("2-3,10-11");
+    let vm = Vm::new(1, 4);
+    machine.prepare(&vm);
+    machine.qemu(&vm, 700, &[2, 10, 3, 11], "0-1,4-9,12-15");
+    machine.event(&vm, "started begin").silent();
+    let before = machine.everything();
+    for event in ["prepare begin", "migrate begin"] {
+        let said = machine.event(&vm, event).refused(Code::StateConflict);
+        assert_eq!(said, "domain \"vm1\": its former QEMU (pid 700) is still alive and holds CPUs 2-3,10-11");
+    }
+    machine.event(&vm, "restore begin").reported(Code::StateConflict);
+    // The release of that refused start comes at once.
+    machine.event(&vm, "release end failed").silent();
+    machine.event(&Vm::new(2, 2), "prepare begin").refused(Code::Shortage);
+    assert!(machine.everything() == before);
+    // A zombie runs nowhere; neither does a process that has the pid by now.
+    for stat in [machine::stat(700, 'Z', 5000), machine::stat(700, 'S', 5001)] {
+        let machine = Machine::new("2-3,10-11");
+        machine.put("/run/virt-pin/leases.json", &fs::read_to_string(path_in(&before, "leases.json")).unwrap());
+        machine.put("/proc/700/stat", &stat);
+        assert_eq!(pins(&machine.prepare(&Vm::new(2, 4))).len(), 4);
+    }
+}
+
+fn path_in<T>(files: &std::collections::BTreeMap<std::path::PathBuf, T>, name: &str) -> std::path::PathBuf {
+    files.keys().find(|path| path.ends_with(name)).unwrap().clone()
+}
+
+#[test]
+fn what_is_gone_makes_room() {
+    let machine = Machine::new("2,10");
+    let (first, second) = (Vm::new(1, 2), Vm::new(2, 2));
+    // A migration that was never followed up expires.
+    machine.event(&first, "migrate begin").printed();
+    machine.event(&second, "prepare begin").refused(Code::Shortage);
+    machine.put("/proc/uptime", "1300.00 1\n");
+    machine.event(&second, "prepare begin").refused(Code::Shortage);
+    machine.put("/proc/uptime", "1301.00 1\n");
+    machine.prepare(&second);
+    assert_eq!(machine.leased().len(), 1);
+    // Another boot: nothing of the former one holds.
+    machine.put("/proc/sys/kernel/random/boot_id", "99999999-2222-3333-4444-555555555555\n");
+    machine.prepare(&first);
+    assert_eq!(machine.vcpus_of(&first), [2, 10]);
+    assert_eq!(machine.leased().len(), 1);
+}
