@@ -4,12 +4,13 @@
 //! takes no lock, changes nothing.
 
 use crate::alloc::plan::Plan;
-use crate::alloc::policy::{Kind, Policy};
+use crate::alloc::policy::{Kind, Memory, Policy};
+use crate::alloc::refusal::Refusal;
 use crate::alloc::request::{GuestMemory, Pages, Request};
 use crate::alloc::{self, Steps, Supply, check};
 use crate::config::settings::Settings;
 use crate::cpuset::{CpuId, CpuSet};
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, printable};
 use crate::host::root::Root;
 use crate::host::{Topology, cgroup, sysfs};
 use crate::lock::leases::{Lease, Leases};
@@ -39,39 +40,60 @@ pub struct Dedicated {
     pub default_cpuset: Option<CpuSet>,
     /// Where the policy was written: "the domain's XML" or `FILE:LINE`.
     pub policy_from: String,
+    /// The configuration it was read under.
+    pub settings: Settings,
 }
 
-/// What this domain wants: the policy in its XML, or that of the configuration, or its pins.
+/// What this domain wants: the policy in its XML, or that of the configuration, or its pins. `configured` is only asked
+/// where it matters: a mistake in the configuration does not stop a domain whose own XML says that it is shared.
 ///
 /// # Errors
-/// [`Code::PolicyInvalid`], [`Code::PolicyUnsupported`] or [`Code::DomainInvalid`].
-pub fn wish(root: &Root, domain: &Domain<'_>, identity: &Identity, settings: &Settings) -> Result<Wish> {
-    let (attributes, policy_from) = match read::policy_attributes(domain)? {
-        Some(attributes) => (attributes, "the domain's XML".to_owned()),
-        None => match settings.section_for(identity.uuid, &identity.name) {
-            Some(section) => (section.attributes.clone(), section.place.clone()),
-            None => (Vec::new(), String::new()),
-        },
+/// [`Code::PolicyInvalid`], [`Code::PolicyUnsupported`], [`Code::DomainInvalid`], or those of `configured`.
+pub fn wish(
+    root: &Root,
+    domain: &Domain<'_>,
+    identity: &Identity,
+    configured: &dyn Fn() -> Result<Settings>,
+) -> Result<Wish> {
+    let parse = |attributes: &[(String, String)]| {
+        Policy::from_attributes(attributes.iter().map(|(name, value)| (name.as_str(), value.as_str())))
     };
-    let policy = Policy::from_attributes(attributes.iter().map(|(name, value)| (name.as_str(), value.as_str())))?;
-    if policy.kind == Kind::Dedicated {
-        let mut request = read::request(domain, policy)?;
-        if let Some(memory @ GuestMemory { pages: Pages::HugeDefault, .. }) = request.memory {
-            let size = sysfs::default_hugepage_kib(root)?;
-            request.memory = size.map(|kib| GuestMemory { pages: Pages::Huge(kib), ..memory });
-        }
-        let (pins, default_cpuset) = (read::pins(domain)?, read::default_cpuset(domain)?);
-        return Ok(Wish::Dedicated(Box::new(Dedicated { request, pins, default_cpuset, policy_from })));
+    let own = read::policy_attributes(domain)?.map(|attributes| parse(&attributes)).transpose()?;
+    if own.as_ref().is_some_and(|policy| policy.kind == Kind::Shared) {
+        return Ok(by_hand(domain));
     }
-    // A policy that says "shared" is no reason to disregard pins; malformed ones are libvirt's to refuse.
-    let pinned = read::pins(domain).map(|pins| pins.vcpus.values().fold(CpuSet::new(), |all, cpus| all.union(cpus)));
-    Ok(match pinned {
-        Ok(cpus) if !cpus.is_empty() => Wish::Static(cpus),
-        _ => Wish::Shared,
-    })
+    let settings = configured()?;
+    let section = settings.section_for(identity.uuid, &identity.name);
+    let (mut policy, policy_from) = match (own, section) {
+        (Some(policy), _) => (policy, "the domain's XML".to_owned()),
+        (None, Some(section)) => (parse(&section.attributes)?, section.place.clone()),
+        (None, None) => return Ok(by_hand(domain)),
+    };
+    if policy.kind == Kind::Shared {
+        return Ok(by_hand(domain));
+    }
+    if read::binds_memory(domain) {
+        // Its own <numatune> is libvirt's to carry out; two bindings would contradict each other.
+        policy.memory = Memory::Any;
+    }
+    let mut request = read::request(domain, policy)?;
+    if let Some(memory @ GuestMemory { pages: Pages::HugeDefault, .. }) = request.memory {
+        let size = sysfs::default_hugepage_kib(root)?;
+        request.memory = size.map(|kib| GuestMemory { pages: Pages::Huge(kib), ..memory });
+    }
+    let (pins, default_cpuset) = (read::pins(domain)?, read::default_cpuset(domain)?);
+    Ok(Wish::Dedicated(Box::new(Dedicated { request, pins, default_cpuset, policy_from, settings })))
 }
 
-/// The host as a dedicated request meets it.
+/// A domain that gets no CPUs from us may have pinned itself; malformed pins are libvirt's to refuse.
+fn by_hand(domain: &Domain<'_>) -> Wish {
+    match read::pins(domain) {
+        Ok(pins) if !pins.is_empty() => Wish::Static(pins.all()),
+        _ => Wish::Shared,
+    }
+}
+
+/// The host as a dedicated request meets it, with what other domains have.
 #[derive(Clone, Debug)]
 pub struct Situation {
     /// The machine.
@@ -80,38 +102,69 @@ pub struct Situation {
     pub pinnable: CpuSet,
     /// Pinnable CPUs outside the reach of a domain's cgroup.
     pub out_of_reach: CpuSet,
+    /// What others have: leased, or in use by their emulator and I/O threads.
+    pub taken: CpuSet,
+    /// For the host itself and emulator threads: online, in reach, neither pinnable nor leased nor isolated by the kernel
+    /// (an isolated CPU that is not pinnable was set aside for something else).
+    pub housekeeping: CpuSet,
+    /// Others' emulator and I/O threads on CPUs that have become pinnable since they started: (domain, CPUs).
+    seats: Vec<(String, CpuSet)>,
 }
 
 impl Situation {
-    /// Reads the machine. `partition` is the domain's `<resource><partition>`.
+    /// Reads the machine, as if there were no leases. `partition` is the domain's `<resource><partition>`.
     ///
     /// # Errors
     /// [`Code::TopologyUnreadable`], [`Code::HostIo`].
     pub fn read(root: &Root, settings: &Settings, partition: Option<&str>) -> Result<Situation> {
         let topology = sysfs::read(root)?;
-        let reach = cgroup::reach(root, partition)?;
-        let pinnable = reach.map_or_else(|| settings.pinnable.clone(), |reach| settings.pinnable.intersection(&reach));
-        // An offline CPU is in nobody's reach; that is not the cgroup's doing.
-        let out_of_reach = settings.pinnable.difference(&pinnable).intersection(topology.online());
-        Ok(Situation { topology, pinnable, out_of_reach })
+        let reach = cgroup::reach(root, partition)?.unwrap_or_else(|| topology.online().union(&settings.pinnable));
+        Ok(Situation {
+            pinnable: settings.pinnable.intersection(&reach),
+            // An offline CPU is in nobody's reach; that is not the cgroup's doing.
+            out_of_reach: settings.pinnable.difference(&reach).intersection(topology.online()),
+            housekeeping: topology
+                .online()
+                .intersection(&reach)
+                .difference(&settings.pinnable)
+                .difference(&topology.isolated()),
+            taken: CpuSet::new(),
+            seats: Vec::new(),
+            topology,
+        })
     }
 
-    /// The CPUs that a new lease of this domain may not have: those that others hold, and those that have become pinnable
-    /// while others' emulator or I/O threads run there.
-    pub fn taken(&self, leases: &Leases, except: Option<DomainUuid>) -> CpuSet {
-        let seats = self.seats(leases, except).into_iter().map(|(_, cpus)| cpus);
-        seats.fold(leases.taken_from(except), |all, cpus| all.union(&cpus))
-    }
-
-    /// Whose emulator or I/O threads run on pinnable CPUs that are not their own, and on which.
-    fn seats<'l>(&self, leases: &'l Leases, except: Option<DomainUuid>) -> Vec<(&'l Lease, CpuSet)> {
-        let others = leases.iter().filter(|lease| Some(lease.uuid) != except);
-        let seats = others.filter_map(|lease| {
+    /// The same machine beside the leases of all domains but this one.
+    #[must_use]
+    pub fn beside(mut self, leases: &Leases, domain: Option<DomainUuid>) -> Situation {
+        let others = || leases.iter().filter(|lease| Some(lease.uuid) != domain);
+        self.taken = leases.taken_from(domain);
+        for plan in others().filter_map(Lease::plan) {
+            if plan.whole {
+                // A sibling that came online later is part of the core all the same.
+                let cores = plan.vcpus.iter().filter_map(|&cpu| self.topology.siblings(cpu));
+                self.taken = cores.fold(self.taken, |all, core| all.union(core));
+            }
+            self.housekeeping = self.housekeeping.difference(&plan.exclusive());
+        }
+        let seats = others().filter_map(|lease| {
             let plan = lease.plan()?;
             let cpus = plan.emulator.union(&plan.iothreads).intersection(&self.pinnable).difference(&plan.exclusive());
-            (!cpus.is_empty()).then_some((lease, cpus))
+            (!cpus.is_empty()).then(|| (lease.name.clone(), cpus))
         });
-        seats.collect()
+        self.seats = seats.collect();
+        self.taken = self.seats.iter().fold(self.taken, |all, (_, cpus)| all.union(cpus));
+        self
+    }
+
+    /// What the allocator works with.
+    pub fn supply(&self) -> Supply<'_> {
+        Supply {
+            topology: &self.topology,
+            pinnable: &self.pinnable,
+            taken: &self.taken,
+            housekeeping: &self.housekeeping,
+        }
     }
 
     /// The domain's plan: the one it already has if that still answers its request, else a new one. `entering` tells
@@ -119,29 +172,8 @@ impl Situation {
     ///
     /// # Errors
     /// The allocator's refusal, or [`Code::StalePins`].
-    pub fn plan(
-        &self,
-        wish: &Dedicated,
-        existing: Option<&Plan>,
-        (leases, domain): (&Leases, Option<DomainUuid>),
-        entering: bool,
-        steps: Steps<'_>,
-    ) -> Result<Plan> {
-        let taken = self.taken(leases, domain);
-        // What a lease holds is nobody's housekeeping CPU, even if it is not pinnable any more.
-        let pinnable = self.pinnable.union(&leases.dedicated_but(domain));
-        let supply = Supply { topology: &self.topology, pinnable: &pinnable, taken: &taken };
-        let seated = |refusal| {
-            let error = Error::from(refusal);
-            match self.seats(leases, domain).first() {
-                Some((lease, cpus)) if matches!(error.code, Code::Shortage | Code::NeedsRepack) => error.because(format!(
-                    "CPUs {cpus} have become pinnable while \"{}\" has emulator or I/O threads there: they are free once it \
-                     has been started anew",
-                    lease.name
-                )),
-                _ => error,
-            }
-        };
+    pub fn plan(&self, wish: &Dedicated, existing: Option<&Plan>, entering: bool, steps: Steps<'_>) -> Result<Plan> {
+        let supply = self.supply();
         let existing = existing.filter(|plan| check::check(&supply, &wish.request, plan).is_ok());
         let pins = Some(&wish.pins).filter(|pins| !entering && !pins.is_empty());
         let plan = match (existing, pins) {
@@ -154,15 +186,28 @@ impl Situation {
                 match exactly(&supply, &wish.request, pins) {
                     Some(plan) => plan,
                     // Say what the policy alone would get: if nothing, that is the better message.
-                    None => alloc::explain(&supply, &wish.request, steps).map_err(seated)?,
+                    None => alloc::explain(&supply, &wish.request, steps).map_err(|refusal| self.seated(refusal))?,
                 }
             }
-            (None, None) => alloc::explain(&supply, &wish.request, steps).map_err(seated)?,
+            (None, None) => alloc::explain(&supply, &wish.request, steps).map_err(|refusal| self.seated(refusal))?,
         };
         if !entering {
             agree(wish, &plan)?;
         }
         Ok(plan)
+    }
+
+    /// The refusal, with what an allowlist that has changed has to do with it.
+    fn seated(&self, refusal: Refusal) -> Error {
+        let error = Error::from(refusal);
+        match self.seats.first() {
+            Some((name, cpus)) if matches!(error.code, Code::Shortage | Code::NeedsRepack) => error.because(format!(
+                "CPUs {cpus} have become pinnable while \"{}\" has emulator or I/O threads there: they are free once it has \
+                 been started anew",
+                printable(name)
+            )),
+            _ => error,
+        }
     }
 }
 
@@ -172,8 +217,7 @@ fn exactly(supply: &Supply<'_>, request: &Request, pins: &Pins) -> Option<Plan> 
         .map(|vcpu| pins.vcpus.get(&vcpu).filter(|cpus| cpus.len() == 1).and_then(CpuSet::first))
         .collect::<Option<_>>()?;
     let named: CpuSet = order.iter().copied().collect();
-    let threads = [pins.emulator.as_ref()].into_iter().flatten().chain(pins.iothreads.values());
-    let named = threads.fold(named, |all, cpus| all.union(cpus));
+    let named = named.union(&pins.all());
     let cores =
         named.iter().filter_map(|cpu| supply.topology.siblings(cpu)).fold(named.clone(), |all, core| all.union(core));
     // Everything else counts as taken, so that only these CPUs are left.
@@ -192,8 +236,8 @@ fn agree(wish: &Dedicated, plan: &Plan) -> Result<()> {
             format!("the XML of this dedicated domain also pins {what} to CPUs {cpus}; its lease says {lease}"),
         )
         .with_hint(
-            "take <vcpupin>, <emulatorpin>, <iothreadpin> and <vcpu cpuset> out of the persistent XML (virsh edit): the policy \
-             chooses the CPUs at each start",
+            "take <vcpupin>, <emulatorpin>, <iothreadpin> and <vcpu cpuset> out of the XML (virsh edit; for a snapshot, virsh \
+             snapshot-edit): the policy chooses the CPUs at each start",
         ))
     };
     for (&vcpu, cpus) in &wish.pins.vcpus {

@@ -1,7 +1,7 @@
 //! What went wrong, in a form for people, for programs and for the shell.
 //!
 //! Every failure of the library is an [`Error`]: a stable [`Code`], one sentence that says what was asked, what was
-//! found and where, an optional hint that says what to do, and the causes below it. [`Code::ALL`] is the one table of
+//! found and where, an optional hint that says what to do, and the causes below it. [`Code::all`] lists the one table of
 //! codes: the exit status, the README's reference and the tests are read from it. This module does no I/O; it never
 //! decides whether an error may stop a VM (that is `hook::Operation`'s knowledge).
 
@@ -149,7 +149,7 @@ const TABLE: &[Row] = &[
         exit: 21,
         retry: true,
         meaning: "enough CPUs are free, but not in the shape asked for",
-        advice: "restart one of the VMs named in the message, or relax numa, cache or cores",
+        advice: "restart a VM that holds CPUs in the way, or relax numa, cache or cores",
     },
     Row {
         code: Code::Unsatisfiable,
@@ -165,7 +165,7 @@ const TABLE: &[Row] = &[
         exit: 23,
         retry: true,
         meaning: "the nodes of the chosen CPUs have too little free memory for the guest",
-        advice: "free memory on the nodes named, or set memory=\"any\"",
+        advice: "free memory on those nodes, or set memory=\"any\"",
     },
     Row {
         code: Code::StaticConflict,
@@ -323,6 +323,17 @@ impl fmt::Display for Code {
     }
 }
 
+/// How much was needed and how much there was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// Needed.
+    pub needed: u32,
+    /// Free where it would have to be.
+    pub free: u32,
+    /// Of what: "whole core" or "thread".
+    pub unit: &'static str,
+}
+
 /// A failure: code, one sentence, optionally a hint and a cause.
 #[derive(Debug)]
 pub struct Error {
@@ -332,13 +343,15 @@ pub struct Error {
     pub message: String,
     /// What to do, when that is more particular than [`Code::advice`].
     pub hint: Option<String>,
+    /// Where it is about room: how much was needed, how much there was.
+    pub room: Option<Room>,
     source: Option<Box<dyn StdError + Send + Sync>>,
 }
 
 impl Error {
     /// A failure with its code and sentence. Control characters in `message` (a hostile VM name) are escaped.
     pub fn new(code: Code, message: impl AsRef<str>) -> Self {
-        Error { code, message: printable(message.as_ref()), hint: None, source: None }
+        Error { code, message: printable(message.as_ref()), hint: None, room: None, source: None }
     }
 
     /// The same failure with what to do about it.

@@ -99,7 +99,9 @@ impl Running {
     fn pin_iothread(&self, id: u32, cpus: &CpuSet) -> Result<()> {
         let refused =
             |what: &str| Error::new(Code::LibvirtFailed, format!("cannot pin I/O thread {id} to CPUs {cpus}: {what}"));
-        let output = Command::new("virsh")
+        let output = Command::new("timeout")
+            // libvirt's calls have no limit of their own, and ours (an alarm) would leave virsh behind.
+            .args(["30", "virsh"])
             .args([
                 "--connect",
                 URI,

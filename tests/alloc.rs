@@ -77,8 +77,14 @@ fn request(vcpus: u16, policy: &[(&str, &str)]) -> Request {
     Request { vcpus, iothreads: 0, policy: Policy::from_attributes(policy).unwrap(), memory: None }
 }
 
+/// A plan where all that is not pinnable is for housekeeping.
+fn plan(topology: &Topology, pinnable: &CpuSet, taken: &CpuSet, request: &Request) -> Result<Plan, Refusal> {
+    let housekeeping = topology.online().difference(pinnable);
+    alloc::plan(&Supply { topology, pinnable, taken, housekeeping: &housekeeping }, request)
+}
+
 fn place(topology: &Topology, pinnable: &str, taken: &str, request: &Request) -> Result<Plan, Refusal> {
-    alloc::plan(&Supply { topology, pinnable: &set(pinnable), taken: &set(taken) }, request)
+    plan(topology, &set(pinnable), &set(taken), request)
 }
 
 fn vcpus(plan: &Plan) -> Vec<u16> {
@@ -200,7 +206,7 @@ fn emulator_and_iothreads() {
     refused(
         place(&host, "0-7", "", &request(4, &[])),
         Code::Unsatisfiable,
-        "emulator and I/O threads need a housekeeping CPU, but every online CPU is pinnable",
+        "emulator and I/O threads need a housekeeping CPU, but every online CPU is pinnable or leased",
     );
     let plan = place(&host, "2-7", "", &request(2, &[("cores", "thread"), ("emulator", "isolate")])).unwrap();
     assert_eq!((plan.extra.len(), plan.exclusive().len()), (1, 3));
@@ -236,11 +242,20 @@ fn memory_follows_or_is_refused_with_numbers() {
     refused(
         place(&host, "1-7", "", &guest(4097, Pages::Ordinary)),
         Code::MemoryShortage,
-        "the guest needs 4097 MiB on the nodes of its CPUs, 4096 MiB are free there",
+        "needs 4097 MiB of memory on the nodes of its CPUs (1), 4096 MiB are free there",
     );
     assert!(place(&host, "1-7", "", &guest(64, Pages::Huge(2048))).is_ok());
     assert_eq!(place(&host, "1-7", "", &guest(65, Pages::Huge(2048))).unwrap_err().code, Code::MemoryShortage);
     assert_eq!(place(&host, "1-7", "", &guest(1024, Pages::Huge(1 << 20))).unwrap_err().code, Code::MemoryShortage);
+    // Two CPUs of one node would do, two of both have the memory.
+    let wide = |mib: u64| Request {
+        memory: Some(GuestMemory { bytes: mib << 20, pages: Pages::Huge(2048) }),
+        ..request(2, &[])
+    };
+    assert_eq!(place(&host, "1-7", "", &wide(128)).unwrap().nodes.len(), 2);
+    assert_eq!(place(&host, "1-7", "", &wide(64)).unwrap().nodes.len(), 1);
+    assert_eq!(place(&host, "1-7", "", &wide(129)).unwrap_err().code, Code::MemoryShortage);
+    assert_eq!(place(&host, "1-7", "", &wide(1 << 20)).unwrap_err().code, Code::Unsatisfiable);
     // Bound to all the memory there is, a guest has no less room than any other: no check.
     let wide = Request { memory: Some(GuestMemory { bytes: 9 << 30, pages: Pages::Ordinary }), ..request(5, &[]) };
     assert_eq!(place(&host, "1-7", "", &wide).unwrap().nodes.len(), 2);
@@ -405,10 +420,9 @@ proptest! {
         let topology = host(&case.threads);
         let pinnable: CpuSet = case.pinnable.iter().map(|&cpu| CpuId(cpu)).collect();
         let taken: CpuSet = case.taken.iter().map(|&cpu| CpuId(cpu)).collect();
-        let supply = Supply { topology: &topology, pinnable: &pinnable, taken: &taken };
         let request = case.request();
-        let result = alloc::plan(&supply, &request);
-        prop_assert_eq!(&result, &alloc::plan(&supply, &request));
+        let result = plan(&topology, &pinnable, &taken, &request);
+        prop_assert_eq!(&result, &plan(&topology, &pinnable, &taken, &request));
         match (&result, case.oracle()) {
             (Ok(plan), Some((nodes, llcs))) => {
                 // `alloc::check` has looked at the rest.
@@ -433,9 +447,9 @@ proptest! {
         let pinnable: CpuSet = case.pinnable.iter().map(|&cpu| CpuId(cpu)).collect();
         let mut taken: CpuSet = case.taken.iter().map(|&cpu| CpuId(cpu)).collect();
         let request = case.request();
-        let before = alloc::plan(&Supply { topology: &topology, pinnable: &pinnable, taken: &taken }, &request);
+        let before = plan(&topology, &pinnable, &taken, &request);
         taken.remove(CpuId(freed));
-        let after = alloc::plan(&Supply { topology: &topology, pinnable: &pinnable, taken: &taken }, &request);
+        let after = plan(&topology, &pinnable, &taken, &request);
         prop_assert!(before.is_err() || after.is_ok());
     }
 }

@@ -43,6 +43,7 @@ fn plan_for(vcpus: u16) -> Plan {
     let housekeeping: CpuSet = (0..4).map(CpuId).collect();
     Plan {
         vcpus: (4..4 + vcpus).map(CpuId).collect(),
+        whole: true,
         parked: CpuSet::new(),
         extra: CpuSet::new(),
         emulator: housekeeping.clone(),

@@ -39,6 +39,7 @@ fn parse_case(text: &str) -> Case {
     let mut case = Case {
         plan: Plan {
             vcpus: vec![],
+            whole: true,
             parked: CpuSet::new(),
             extra: CpuSet::new(),
             emulator: CpuSet::new(),

@@ -173,6 +173,7 @@ fn plan(vcpus: u16, seed: u16) -> Plan {
     let guest = if seed % 5 == 0 { GuestTopology { sockets: 1, dies: guest.cores, cores: 1, threads } } else { guest };
     Plan {
         vcpus: (0..vcpus).map(|vcpu| CpuId((vcpu * 5 + seed) % 64)).collect(),
+        whole: true,
         parked: CpuSet::new(),
         extra: CpuSet::new(),
         emulator: set(&[seed % 3, 70]),

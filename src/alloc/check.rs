@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use super::Supply;
 use super::plan::Plan;
-use super::policy::{Cores, Helpers, Span, ThreadsPerCore};
+use super::policy::{Cores, GuestView, Helpers, Span, ThreadsPerCore};
 use super::refusal::Refusal;
 use super::request::Request;
-use crate::cpuset::CpuSet;
+use crate::cpuset::{CpuId, CpuSet};
 use crate::error::Code;
 use crate::host::CoreId;
 
@@ -17,7 +17,9 @@ use crate::host::CoreId;
 /// A [`Refusal`] with [`Code::Internal`] that names the first condition that does not hold.
 pub fn check(supply: &Supply<'_>, request: &Request, plan: &Plan) -> Result<(), Refusal> {
     let broken = |what: &str| {
-        let reason = format!("the plan breaks its own rule: {what} (vCPUs {:?}, parked {})", plan.vcpus, plan.parked);
+        let vcpus: Vec<_> = plan.vcpus.iter().map(ToString::to_string).collect();
+        let reason =
+            format!("the plan breaks its own rule: {what} (vCPUs {}, parked {})", vcpus.join(","), plan.parked);
         Err(Refusal::new(Code::Internal, reason))
     };
     let (vcpus, exclusive) = (plan.vcpu_cpus(), plan.exclusive());
@@ -39,7 +41,7 @@ pub fn check(supply: &Supply<'_>, request: &Request, plan: &Plan) -> Result<(), 
     let wishes = [(request.policy.emulator, &plan.emulator), (request.policy.iothreads, &plan.iothreads)];
     for (index, (place, cpus)) in wishes.into_iter().enumerate() {
         let holds = match place {
-            Helpers::Housekeeping => cpus.is_disjoint(supply.pinnable),
+            Helpers::Housekeeping => cpus.is_subset(supply.housekeeping),
             Helpers::Share => *cpus == vcpus,
             // Without I/O threads no CPU is set aside for them: those plugged in later join the emulator.
             Helpers::Isolate if index == 1 && request.iothreads == 0 => *cpus == plan.emulator,
@@ -70,6 +72,19 @@ pub fn check(supply: &Supply<'_>, request: &Request, plan: &Plan) -> Result<(), 
         plan.vcpus.iter().map(|&cpu| supply.topology.cpu(cpu).and_then(|cpu| cpu.llc)).collect();
     if request.policy.cache == Span::Single && llcs.len() > 1 {
         return broken("cache=single spans one last-level cache");
+    }
+    let policy = &request.policy;
+    let elsewhere = |cpu: &CpuId| {
+        let cpu = supply.topology.cpu(*cpu);
+        let (node, class) = (cpu.and_then(|cpu| cpu.node), cpu.and_then(|cpu| cpu.class));
+        policy.nodes.as_ref().is_some_and(|nodes| !node.is_some_and(|node| nodes.contains(CpuId(node.0))))
+            || policy.core_class.is_some_and(|wanted| class.is_some_and(|class| class != wanted))
+    };
+    if plan.vcpus.iter().any(elsewhere) {
+        return broken("vCPUs are on the nodes and of the core class asked for");
+    }
+    if plan.guest.is_some() != (policy.topology == GuestView::Host) {
+        return broken("the guest is told of its topology if the policy says so");
     }
     if let Some(guest) = plan.guest {
         let product = [guest.dies, guest.cores, guest.threads].into_iter().map(u32::from).product::<u32>();

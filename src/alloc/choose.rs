@@ -1,8 +1,10 @@
 //! Which of the free pieces (whole cores or single threads) a request takes: steps 4 to 7 of [`super::place`].
 //!
 //! Knows domains (nodes, last-level caches) and counts; nothing of policies' words, refusals or threads' numbers beyond
-//! the final tie-break. The search is bounded by [`MAX_SUBSETS`], counted in steps and never in time.
+//! the final tie-break. The search is bounded by [`MAX_NODE_SETS`] and [`MAX_VISITS`], counted in steps and never in time:
+//! within them it is exact.
 
+use std::cell::Cell;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,8 +12,11 @@ use super::policy::Span;
 use crate::cpuset::{CpuId, NodeId};
 use crate::host::{CoreClass, CoreId, LlcId};
 
-/// How many sets of domains of one size are compared; beyond it the sets are taken by size alone.
-const MAX_SUBSETS: usize = 4096;
+/// How many sets of nodes of one size are compared, beside the one that [`subsets`] thinks best.
+const MAX_NODE_SETS: usize = 256;
+
+/// How many pieces are looked at in all sets of caches together; beyond it only the set that [`subsets`] thinks best is.
+const MAX_VISITS: usize = 100_000;
 
 /// Something handed out as one: a whole core, or a single thread.
 #[derive(Clone, Debug)]
@@ -57,8 +62,8 @@ pub(super) fn enough<'a>(pieces: impl IntoIterator<Item = &'a Piece>, demand: &D
         && sizes.iter().take(for_vcpus).map(|&size| u32::from(size)).sum::<u32>() >= demand.vcpus
 }
 
-/// The best choice, or `None` if there is none. `room` says whether a set of nodes can hold the guest's memory; without
-/// it, memory does not matter.
+/// The best choice, or `None` if there is none. `room` says whether a set of nodes can hold the guest's memory (more
+/// nodes never hold less); without it, memory does not matter.
 pub(super) fn choose<'a>(pieces: &[&'a Piece], demand: &Demand, room: Option<Room<'_>>) -> Option<Choice<'a>> {
     if !enough(pieces.iter().copied(), demand) {
         return None;
@@ -67,24 +72,44 @@ pub(super) fn choose<'a>(pieces: &[&'a Piece], demand: &Demand, room: Option<Roo
     // Nodes are alike only as far as nothing but their pieces tells them apart.
     let apart = room.is_some() || caches_span_nodes(pieces);
     let nodes = domains(pieces, |piece| piece.node, |piece| apart.then_some(piece.node));
+    let has_room = |nodes: &BTreeSet<NodeId>| room.is_none_or(|room| room(nodes));
+    let budget = Cell::new(MAX_VISITS);
     // Step 4: node sets, fewest first.
-    sizes(&nodes, demand, demand.numa).find_map(|size| {
-        let best = subsets(&nodes, size, demand).into_iter().filter_map(|inside| {
-            // Step 5: cache sets within these nodes, fewest first.
-            let mut caches = domains(&inside, |piece| piece.llc, |piece| piece.node);
-            // An unknown cache is never promised to be one.
-            caches.retain(|cache| demand.cache != Span::Single || cache.iter().all(|piece| piece.llc.is_some()));
-            sizes(&caches, demand, demand.cache).find_map(|size| {
-                subsets(&caches, size, demand)
-                    .into_iter()
-                    .filter_map(|inside| pick(inside, demand))
-                    .filter(|choice| room.is_none_or(|room| room(&choice.nodes())))
-                    .map(|choice| (score(&before, &choice), choice))
-                    .min_by(|(a, _), (b, _)| a.cmp(b))
-            })
+    let within = |numa: Span| {
+        sizes(&nodes, demand, numa).find_map(|size| {
+            let sets = subsets(&nodes, size, demand, &Cell::new(MAX_NODE_SETS * pieces.len()));
+            let sets = sets.into_iter().filter(|set| has_room(&nodes_of(set)));
+            let best = sets.filter_map(|set| within_nodes(&set, demand, &before, &has_room, &budget));
+            best.min_by(|(a, _), (b, _)| a.cmp(b)).map(|(_, choice)| choice)
+        })
+    };
+    // Where nodes do not matter for the vCPUs, they still may for memory.
+    within(demand.numa).or_else(|| room.filter(|_| demand.numa == Span::Any).and_then(|_| within(Span::Prefer)))
+}
+
+/// Step 5: cache sets within these nodes, fewest first.
+fn within_nodes<'a>(
+    inside: &[&'a Piece],
+    demand: &Demand,
+    before: &Left,
+    has_room: &dyn Fn(&BTreeSet<NodeId>) -> bool,
+    budget: &Cell<usize>,
+) -> Option<(impl Ord + use<>, Choice<'a>)> {
+    let mut caches = domains(inside, |piece| piece.llc, |piece| piece.node);
+    // An unknown cache is never promised to be one.
+    caches.retain(|cache| demand.cache != Span::Single || cache.pieces.iter().all(|piece| piece.llc.is_some()));
+    sizes(&caches, demand, demand.cache).find_map(|size| {
+        let choices = subsets(&caches, size, demand, budget).into_iter().filter_map(|set| {
+            let few = pick(&set, demand, None).filter(|choice| has_room(&choice.nodes()));
+            // Fewer nodes than these lack the room for memory: use each of them.
+            few.or_else(|| pick(&set, demand, Some(nodes_of(inside))).filter(|choice| has_room(&choice.nodes())))
         });
-        best.min_by(|(a, _), (b, _)| a.cmp(b)).map(|(_, choice)| choice)
+        choices.map(|choice| (score(before, &choice), choice)).min_by(|(a, _), (b, _)| a.cmp(b))
     })
+}
+
+fn nodes_of(pieces: &[&Piece]) -> BTreeSet<NodeId> {
+    pieces.iter().filter_map(|piece| piece.node).collect()
 }
 
 /// Whether any last-level cache has pieces on more than one node (sub-NUMA clustering).
@@ -98,14 +123,6 @@ struct Domain<'a> {
     pieces: Vec<&'a Piece>,
     /// How many vCPUs they hold.
     holds: u32,
-}
-
-impl<'a> std::ops::Deref for Domain<'a> {
-    type Target = Vec<&'a Piece>;
-
-    fn deref(&self) -> &Vec<&'a Piece> {
-        &self.pieces
-    }
 }
 
 /// The domains in groups of those that are alike, for which it is the same which of them is taken: as many pieces of each
@@ -171,29 +188,31 @@ fn sizes(domains: &Groups<'_>, demand: &Demand, span: Span) -> std::ops::RangeIn
 }
 
 /// The sets of `size` domains that are enough, as their pieces; of sets that are alike only one. First the largest
-/// domains, the last of them replaced by the smallest that will do; then all others, up to [`MAX_SUBSETS`].
-fn subsets<'a>(domains: &Groups<'a>, size: usize, demand: &Demand) -> Vec<Vec<&'a Piece>> {
+/// domains, the last of them replaced by the smallest that will do; then all others, as far as the budget of pieces lasts.
+fn subsets<'a>(domains: &Groups<'a>, size: usize, demand: &Demand, budget: &Cell<usize>) -> Vec<Vec<&'a Piece>> {
     let mut by_room: Vec<&Domain<'_>> = domains.all().collect();
     by_room.sort_by_key(|domain| Reverse(domain.holds));
-    let join = |chosen: &[&Domain<'a>]| -> Vec<&'a Piece> {
-        chosen.iter().flat_map(|domain| domain.iter().copied()).collect()
-    };
-    let enough = |set: &Vec<&Piece>| enough(set.iter().copied(), demand);
     if size == 0 || size > by_room.len() {
         return Vec::new();
     }
+    let join = |chosen: &[&Domain<'a>]| -> Option<Vec<&'a Piece>> {
+        // The sum tells most of those that are not.
+        let holds = chosen.iter().map(|domain| domain.holds).fold(0, u32::saturating_add);
+        let pieces = || chosen.iter().flat_map(|domain| domain.pieces.iter().copied());
+        (holds >= demand.vcpus && enough(pieces(), demand)).then(|| pieces().collect())
+    };
     let (most, rest) = by_room.split_at(size - 1);
-    let mut found: Vec<_> =
-        rest.iter().rev().map(|last| join(&[most, &[*last]].concat())).find(enough).into_iter().collect();
+    let best = rest.iter().rev().find_map(|last| join(&[most, &[*last]].concat()));
+    let mut found: Vec<_> = best.into_iter().collect();
     let sizes: Vec<usize> = domains.0.iter().map(Vec::len).collect();
     let mut counts = first_counts(&sizes, size);
-    for _ in 0..MAX_SUBSETS {
-        let Some(chosen) = &counts else { break };
+    while let Some(chosen) = &counts {
         let parts = domains.0.iter().zip(chosen).flat_map(|(group, &count)| group.iter().take(count));
-        let set = join(&parts.collect::<Vec<_>>());
-        if enough(&set) {
-            found.push(set);
-        }
+        let parts: Vec<_> = parts.collect();
+        let cost = parts.iter().map(|domain| domain.pieces.len()).sum::<usize>() + sizes.len();
+        let Some(left) = budget.get().checked_sub(cost) else { break };
+        budget.set(left);
+        found.extend(join(&parts));
         counts = next_counts(&sizes, chosen);
     }
     found
@@ -225,33 +244,43 @@ fn next_counts(sizes: &[usize], counts: &[usize]) -> Option<Vec<usize>> {
 }
 
 /// Step 6: which pieces of a set that is enough. Pieces that cost no whole core first, then large before small, then from
-/// the domains with the least left (their rest serves nobody as well); the last piece is the smallest that will do.
-fn pick<'a>(mut pieces: Vec<&'a Piece>, demand: &Demand) -> Option<Choice<'a>> {
+/// the domains with the least left (their rest serves nobody as well); the last piece is the smallest that will do. With
+/// `each`, first one piece on each of these nodes.
+fn pick<'a>(set: &[&'a Piece], demand: &Demand, each: Option<BTreeSet<NodeId>>) -> Option<Choice<'a>> {
     let mut nodes: BTreeMap<Option<NodeId>, usize> = BTreeMap::new();
     let mut caches: BTreeMap<Option<LlcId>, usize> = BTreeMap::new();
-    for piece in &pieces {
+    for piece in set {
         *nodes.entry(piece.node).or_default() += 1;
         *caches.entry(piece.llc).or_default() += 1;
     }
-    pieces.sort_by_key(|piece| {
-        let left = (nodes.get(&piece.node), caches.get(&piece.llc));
-        (!piece.lone, Reverse(piece.vcpus), left, piece.node, piece.llc, piece.core, piece.cpus.first().copied())
+    let mut pieces = set.to_vec();
+    pieces.sort_by_cached_key(|piece| {
+        let left = (nodes.get(&piece.node).copied(), caches.get(&piece.llc).copied());
+        let place = (piece.node, piece.llc, piece.core, piece.cpus.first().copied());
+        (!piece.lone, Reverse(piece.vcpus), left, place)
     });
     let mut missing = demand.vcpus;
     let mut chosen = Vec::new();
-    while missing > 0 {
-        let next = pieces.first()?;
-        let index = if u32::from(next.vcpus) <= missing {
-            0
-        } else {
-            let fitting = pieces.iter().enumerate().filter(|(_, piece)| u32::from(piece.vcpus) >= missing);
-            fitting.min_by_key(|(index, piece)| (piece.vcpus, *index))?.0
-        };
+    for node in each.into_iter().flatten() {
+        let index = pieces.iter().position(|piece| missing > 0 && piece.node == Some(node))?;
         let piece = pieces.remove(index);
         missing = missing.saturating_sub(u32::from(piece.vcpus));
         chosen.push(piece);
     }
-    // What is left is sorted too; the smallest of it serve the emulator and I/O threads.
+    // As many as fit whole, from the front; then the smallest that will do.
+    let mut fitting = 0;
+    for piece in &pieces {
+        let Some(left) = missing.checked_sub(u32::from(piece.vcpus)) else { break };
+        missing = left;
+        fitting += 1;
+    }
+    chosen.extend(pieces.drain(..fitting));
+    if missing > 0 {
+        let enough = pieces.iter().enumerate().filter(|(_, piece)| u32::from(piece.vcpus) >= missing);
+        let (index, _) = enough.min_by_key(|(index, piece)| (piece.vcpus, *index))?;
+        chosen.push(pieces.remove(index));
+    }
+    // The smallest of what is left serve the emulator and I/O threads.
     pieces.sort_by_key(|piece| piece.vcpus);
     let extra: Vec<_> = pieces.into_iter().take(demand.extra).collect();
     (extra.len() == demand.extra).then_some(Choice { vcpus: chosen, extra })

@@ -15,7 +15,9 @@
 //! let pinnable = CpuSet::parse_kernel_list("2-7").unwrap();
 //! let taken = CpuSet::parse_kernel_list("2-3").unwrap();
 //! let request = Request { vcpus: 2, iothreads: 0, policy: Policy::from_attributes([("policy", "dedicated")]).unwrap(), memory: None };
-//! let plan = alloc::plan(&Supply { topology: &topology, pinnable: &pinnable, taken: &taken }, &request).unwrap();
+//! let housekeeping = CpuSet::parse_kernel_list("0-1").unwrap();
+//! let supply = Supply { topology: &topology, pinnable: &pinnable, taken: &taken, housekeeping: &housekeeping };
+//! let plan = alloc::plan(&supply, &request).unwrap();
 //! assert_eq!(plan.vcpu_cpus().to_string(), "4-5");
 //! assert_eq!(plan.emulator.to_string(), "0-1");
 //! ```
@@ -44,20 +46,16 @@ pub struct Supply<'a> {
     pub topology: &'a Topology,
     /// The operator's allowlist, less what the VMs' cgroup cannot reach. May name CPUs that are absent or offline.
     pub pinnable: &'a CpuSet,
-    /// CPUs that a lease (dedicated or static) holds.
+    /// CPUs that other domains have: leased (dedicated or static), or in use by their emulator threads.
     pub taken: &'a CpuSet,
+    /// Where the host itself and emulator threads run.
+    pub housekeeping: &'a CpuSet,
 }
 
 impl Supply<'_> {
     /// The CPUs that could be handed out if no lease existed.
     pub fn handed_out(&self) -> CpuSet {
         self.pinnable.intersection(self.topology.online())
-    }
-
-    /// The CPUs where the host itself and emulator threads run: online, not pinnable, not isolated by the kernel (an
-    /// isolated CPU that is not pinnable was set aside for something else).
-    pub fn housekeeping(&self) -> CpuSet {
-        self.topology.online().difference(self.pinnable).difference(&self.topology.isolated())
     }
 }
 

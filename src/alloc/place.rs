@@ -22,7 +22,7 @@ use super::refusal::Refusal;
 use super::request::{GuestMemory, Pages, Request};
 use super::{Steps, Supply};
 use crate::cpuset::{CpuId, CpuSet, NodeId};
-use crate::error::{Code, counted};
+use crate::error::{self, Code, counted};
 use crate::host::{Cpu, Topology};
 
 /// The plan for a request, or why not.
@@ -90,9 +90,9 @@ fn impossible(supply: &Supply<'_>, request: &Request) -> Result<(), Refusal> {
         );
     }
     let helpers = [policy.emulator, policy.iothreads];
-    if helpers.contains(&Helpers::Housekeeping) && supply.housekeeping().is_empty() {
+    if helpers.contains(&Helpers::Housekeeping) && supply.housekeeping.is_empty() {
         return never(
-            "emulator and I/O threads need a housekeeping CPU, but every online CPU is pinnable".to_owned(),
+            "emulator and I/O threads need a housekeeping CPU, but every online CPU is pinnable or leased".to_owned(),
             "take a core out of pinnable_cpus, or set emulator and iothreads to \"isolate\" or \"share\"",
         );
     }
@@ -111,10 +111,16 @@ fn pieces(supply: &Supply<'_>, request: &Request) -> Vec<Piece> {
         class: cpu.class,
         lone,
     };
+    let hybrid = supply.topology.cpus().iter().any(|cpu| cpu.class.is_some());
+    let numa = !supply.topology.nodes().is_empty();
     let wanted = |cpu: &&Cpu| {
         let policy = &request.policy;
+        // What is unknown is no match; where nothing is told apart, everything is.
+        if numa && policy.numa == Span::Single && cpu.node.is_none() {
+            return false;
+        }
         let node = policy.nodes.as_ref().is_none_or(|nodes| cpu.node.is_some_and(|node| nodes.contains(CpuId(node.0))));
-        node && policy.core_class.is_none_or(|class| cpu.class.is_none_or(|of| of == class))
+        node && policy.core_class.is_none_or(|class| !hybrid || cpu.class == Some(class))
     };
     let cpus = free.iter().filter_map(|cpu| supply.topology.cpu(cpu)).filter(wanted);
     match request.policy.cores {
@@ -135,7 +141,11 @@ fn pieces(supply: &Supply<'_>, request: &Request) -> Vec<Piece> {
                     ThreadsPerCore::Auto => threads,
                     ThreadsPerCore::Exactly(count) => Some(count.get()).filter(|&count| count <= threads)?,
                 };
-                Some(piece(cpu, core.iter().collect(), vcpus, false))
+                // A core of several caches (POWER10) is in none of them as a whole.
+                let llc = cpu
+                    .llc
+                    .filter(|_| core.iter().all(|one| supply.topology.cpu(one).is_some_and(|one| one.llc == cpu.llc)));
+                Some(Piece { llc, ..piece(cpu, core.iter().collect(), vcpus, false) })
             })
             .collect(),
     }
@@ -165,10 +175,11 @@ fn demand(request: &Request) -> Demand {
 
 /// Step 3.
 fn by_class<'a>(pieces: &'a [Piece], request: &Request, demand: &Demand, room: Option<Room<'_>>) -> Option<Choice<'a>> {
-    let classes: BTreeSet<_> = pieces.iter().map(|piece| piece.class).collect();
+    // The unknown class last.
+    let classes: BTreeSet<_> = pieces.iter().map(|piece| (piece.class.is_none(), piece.class)).collect();
     let all: Vec<_> = pieces.iter().collect();
     if classes.len() > 1 && request.policy.core_class.is_none() {
-        let alone = classes.iter().find_map(|&class| {
+        let alone = classes.iter().find_map(|&(_, class)| {
             let pieces: Vec<_> = all.iter().copied().filter(|piece| piece.class == class).collect();
             choose::choose(&pieces, demand, room)
         });
@@ -203,7 +214,7 @@ fn order(supply: &Supply<'_>, request: &Request, choice: &Choice<'_>) -> Plan {
     let vcpu_cpus: CpuSet = vcpus.iter().copied().collect();
     let mut extra = choice.extra.iter();
     let mut seat = |helpers, isolated: &CpuSet| match helpers {
-        Helpers::Housekeeping => supply.housekeeping(),
+        Helpers::Housekeeping => supply.housekeeping.clone(),
         Helpers::Share => vcpu_cpus.clone(),
         Helpers::Isolate => extra.next().map_or_else(|| isolated.clone(), |piece| all(&[*piece])),
     };
@@ -226,7 +237,8 @@ fn order(supply: &Supply<'_>, request: &Request, choice: &Choice<'_>) -> Plan {
         }
     };
     let parked = all(&choice.vcpus).difference(&vcpu_cpus);
-    Plan { vcpus, parked, extra: all(&choice.extra), emulator, iothreads, nodes, memory_nodes, guest }
+    let whole = request.policy.cores == Cores::Whole;
+    Plan { vcpus, whole, parked, extra: all(&choice.extra), emulator, iothreads, nodes, memory_nodes, guest }
 }
 
 fn gcd(a: usize, b: usize) -> usize {
@@ -273,15 +285,22 @@ fn lacking(topology: &Topology, request: &Request, nodes: &BTreeSet<NodeId>) -> 
 fn refuse(supply: &Supply<'_>, request: &Request, free: &[Piece], demand: &Demand) -> Refusal {
     // Without the memory's claim it fits: then memory is what is missing.
     let anyhow = by_class(free, request, demand, None);
-    if let Some((bytes, available)) = anyhow.and_then(|choice| lacking(supply.topology, request, &choice.nodes())) {
-        return Refusal::new(
-            Code::MemoryShortage,
-            format!(
-                "the guest needs {} MiB on the nodes of its CPUs, {} MiB are free there",
-                bytes >> 20,
-                available >> 20
-            ),
+    let nodes = anyhow.map(|choice| memory_nodes(supply.topology, &choice.nodes())).unwrap_or_default();
+    if let Some((bytes, available)) = lacking(supply.topology, request, &nodes).filter(|_| !nodes.is_empty()) {
+        let nodes: CpuSet = nodes.iter().map(|node| CpuId(node.0)).collect();
+        let found = format!("needs {} MiB of memory on the nodes of its CPUs ({nodes})", bytes >> 20);
+        // Even if nothing else used memory: waiting does not help.
+        let total = request.policy.nodes.as_ref().map_or_else(
+            || supply.topology.nodes().iter().map(|node| node.memory_bytes).sum::<Option<u64>>(),
+            |nodes| nodes.iter().map(|id| supply.topology.node(NodeId(id.0))?.memory_bytes).sum(),
         );
+        if total.is_some_and(|total| total < bytes) {
+            return Refusal::new(
+                Code::Unsatisfiable,
+                format!("{found}; all there is is {} MiB", total.unwrap_or(0) >> 20),
+            );
+        }
+        return Refusal::new(Code::MemoryShortage, format!("{found}, {} MiB are free there", available >> 20));
     }
     let nothing = CpuSet::new();
     let all = pieces(&Supply { taken: &nothing, ..*supply }, request);
@@ -301,11 +320,16 @@ fn refuse(supply: &Supply<'_>, request: &Request, free: &[Piece], demand: &Deman
         Cores::Thread => counted(request.vcpus, "vCPU"),
     };
     let refusal = |code, found: String, free| Refusal {
-        needed: Some(needed),
-        free: Some(free),
-        unit,
+        room: Some(error::Room { needed, free, unit }),
         ..Refusal::new(code, format!("needs {}{one} ({vcpus}{helpers}), {found}", counted(needed, unit)))
     };
+    if let (true, ThreadsPerCore::Exactly(threads)) = (all.is_empty(), request.policy.threads_per_core) {
+        let found = format!(
+            "needs cores of {}, and this host has no such whole core that is pinnable",
+            counted(threads.get(), "thread")
+        );
+        return Refusal::new(Code::Unsatisfiable, found);
+    }
     // Not even with every lease gone.
     if by_class(&all, request, demand, None).is_none() {
         return refusal(Code::Unsatisfiable, format!("this host has {total} of them pinnable"), total);

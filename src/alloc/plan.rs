@@ -9,6 +9,8 @@ use crate::cpuset::{CpuId, CpuSet, NodeId};
 pub struct Plan {
     /// Index = vCPU number. In an order in which the guest's siblings are the host's siblings; never sorted afterwards.
     pub vcpus: Vec<CpuId>,
+    /// Whether it was made of whole cores: then a sibling that comes online later is nobody else's either.
+    pub whole: bool,
     /// Siblings held by the lease and used by nobody.
     pub parked: CpuSet,
     /// Extra CPUs of the lease for emulator or I/O threads (`isolate`).

@@ -13,7 +13,7 @@ pub struct Pools {
     pub housekeeping: CpuSet,
     /// Neither pinnable nor housekeeping: the kernel keeps tasks off them, and they were set aside for something else.
     pub isolated: CpuSet,
-    /// Held by leases.
+    /// Held by leases, or in use by their emulator threads.
     pub leased: CpuSet,
     /// Pinnable and held by nobody.
     pub free: CpuSet,
@@ -44,7 +44,7 @@ pub struct NodePools {
 pub fn pools(supply: &Supply<'_>) -> Pools {
     let pinnable = supply.handed_out();
     let free = pinnable.difference(supply.taken);
-    let housekeeping = supply.housekeeping().difference(supply.taken);
+    let housekeeping = supply.housekeeping.clone();
     let isolated = supply.topology.isolated().difference(supply.pinnable).difference(supply.taken);
     let whole = |within: &CpuSet| -> CpuSet {
         let cores = supply.topology.cores().values().filter(|core| core.is_subset(within));

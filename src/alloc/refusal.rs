@@ -1,6 +1,6 @@
 //! Why not, in numbers.
 
-use crate::error::{Code, Error};
+use crate::error::{Code, Error, Room};
 
 /// A request that gets no plan. Nothing was changed; the numbers say what would change the answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -11,24 +11,21 @@ pub struct Refusal {
     pub reason: String,
     /// What would change the answer, if more particular than the code's general advice.
     pub hint: Option<String>,
-    /// Whole cores (or threads, see `unit`) needed, where the refusal is about room.
-    pub needed: Option<u32>,
-    /// How many of them are free where they would have to be.
-    pub free: Option<u32>,
-    /// What `needed` and `free` count: "whole core" or "thread".
-    pub unit: &'static str,
+    /// Where it is about room: whole cores (or threads) needed, and free where they would have to be.
+    pub room: Option<Room>,
 }
 
 impl Refusal {
     /// A refusal that is not about room.
     pub fn new(code: Code, reason: impl Into<String>) -> Refusal {
-        Refusal { code, reason: reason.into(), hint: None, needed: None, free: None, unit: "" }
+        Refusal { code, reason: reason.into(), hint: None, room: None }
     }
 }
 
 impl From<Refusal> for Error {
     fn from(refusal: Refusal) -> Error {
-        let error = Error::new(refusal.code, &refusal.reason);
+        let mut error = Error::new(refusal.code, &refusal.reason);
+        error.room = refusal.room;
         match refusal.hint {
             Some(hint) => error.with_hint(hint),
             None => error,

@@ -4,7 +4,6 @@ use serde::Serialize;
 
 use super::table::{columns, wrapped};
 use super::{Context, to_json};
-use crate::alloc::Supply;
 use crate::alloc::pools::{Pools, pools};
 use crate::cpuset::CpuSet;
 use crate::decision::Situation;
@@ -35,10 +34,8 @@ struct NodeView {
 
 pub(super) fn capacity(context: &Context) -> Result<String> {
     let settings = context.settings()?;
-    let situation = Situation::read(&context.root, &settings, None)?;
-    let taken = situation.taken(&lock::read(&context.root)?, None);
-    let supply = Supply { topology: &situation.topology, pinnable: &situation.pinnable, taken: &taken };
-    let pools = pools(&supply);
+    let situation = Situation::read(&context.root, &settings, None)?.beside(&lock::read(&context.root)?, None);
+    let pools = pools(&situation.supply());
     if context.json {
         return to_json(&view(&pools, &settings.pinnable, &situation.out_of_reach));
     }

@@ -8,7 +8,6 @@ use serde::Serialize;
 
 use super::install::{ALONE, IN_DIRECTORY, daemon, is_executable, is_ours};
 use super::{Answer, Context, to_json};
-use crate::alloc::Supply;
 use crate::alloc::pools::pools;
 use crate::config::settings::Settings;
 use crate::cpuset::CpuSet;
@@ -19,7 +18,7 @@ use crate::host::cgroup::{Hierarchy, has_machined, hierarchy};
 use crate::host::root::Root;
 use crate::host::{process, qemu};
 use crate::lock;
-use crate::lock::leases::Leases;
+use crate::lock::leases::{Lease, Leases};
 use crate::lock::reclaim::reclaim;
 
 /// One question and its answer.
@@ -99,9 +98,7 @@ fn host(context: &Context, settings: &Settings, findings: &mut Findings) {
     };
     let losses = situation.topology.losses();
     findings.unless("host", "topology is fully known", (!losses.is_empty()).then(|| losses.join("; ")));
-    let taken = CpuSet::new();
-    let supply = Supply { topology: &situation.topology, pinnable: &situation.pinnable, taken: &taken };
-    let pools = pools(&supply);
+    let pools = pools(&situation.supply());
     if settings.pinnable.is_empty() {
         let message = "none: every dedicated VM is refused (set pinnable_cpus in /etc/virt-pin/virt-pin.toml)";
         return findings.add("host", "CPUs may be handed out", Verdict::Warn, message);
@@ -227,6 +224,11 @@ fn state(root: &Root, findings: &mut Findings) {
         }
         Err(error) => findings.error("state", "every lease has a living VM", &error),
     }
+    let now = process::uptime_secs(root);
+    let waits = |lease: &&Lease| lease.is_overdue(now) && !qemu::lives(root, &lease.name);
+    let waiting: Vec<_> = leases.iter().filter(waits).map(|lease| format!("\"{}\"", printable(&lease.name))).collect();
+    let worry = format!("{}: no QEMU yet; `virt-pin reconcile` ends such leases", waiting.join(", "));
+    findings.unless("state", "no lease waits for its VM", (!waiting.is_empty()).then_some(worry));
     for lease in leases.iter().filter(|lease| lease.qemu.is_some()) {
         let Some(plan) = lease.plan() else { continue };
         let check = format!("threads of \"{}\" are where its lease says", printable(&lease.name));
@@ -256,7 +258,7 @@ fn intruders(root: &Root, leases: &Leases, findings: &mut Findings) {
     let names = root.list(qemu::RUN_DIR).unwrap_or_default();
     let running = names.iter().filter_map(|name| name.strip_suffix(".xml"));
     let mut worries = Vec::new();
-    for name in running.filter(|name| qemu::living_pid(root, name).is_some()) {
+    for name in running.filter(|name| qemu::lives(root, name)) {
         let Ok(Some(status)) = qemu::status(root, name) else { continue };
         let own = leases.iter().find(|lease| lease.name == name);
         let others =

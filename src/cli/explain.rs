@@ -55,22 +55,19 @@ pub(super) fn explain(context: &Context, what: &str) -> Result<Answer> {
     let identity = read::identity(&domain)?;
     let name = identity.name.as_str();
     let about = |error: Error| decision::about(error, name, None);
-    let settings = context.settings()?;
     let mut steps: Vec<String> = Vec::new();
     let view = |wish, steps: &[String], plan: Option<PlanView>, refused: Option<&Error>| {
-        let refused = refused.map(|error| serde_json::json!({ "code": error.code.name(), "message": error.message }));
+        let refused = refused.map(super::error_value);
         to_json(&View { domain: name, uuid: identity.uuid.map(|uuid| uuid.to_string()), wish, steps, plan, refused })
     };
-    let wish = match decision::wish(&context.root, &domain, &identity, &settings).map_err(about)? {
+    let wish = match decision::wish(&context.root, &domain, &identity, &|| context.settings()).map_err(about)? {
         Wish::Dedicated(wish) => wish,
         Wish::Static(cpus) => {
             let leases = lock::read(&context.root)?;
             steps.push(format!(
                 "no policy, but its XML pins it to CPUs {cpus}: respected as a static lease while it runs"
             ));
-            let owner = leases.iter().find(|lease| {
-                Some(lease.uuid) != identity.uuid && lease.plan().is_some() && !lease.cpus().is_disjoint(&cpus)
-            });
+            let owner = leases.dedicated_owner_of(&cpus, identity.uuid);
             if let Some(owner) = owner {
                 steps.push(format!(
                     "its start would be refused: CPUs {} are leased to \"{}\"",
@@ -88,17 +85,24 @@ pub(super) fn explain(context: &Context, what: &str) -> Result<Answer> {
         }
     };
     steps.push(format!("dedicated by {}: {}", wish.policy_from, describe(&wish.request)));
-    let situation = Situation::read(&context.root, &settings, read::partition(&domain).as_deref())?;
+    let situation = Situation::read(&context.root, &wish.settings, read::partition(&domain).as_deref())?;
     if !situation.out_of_reach.is_empty() {
         steps.push(format!("pinnable, but out of reach of the VMs' cgroup: {}", situation.out_of_reach));
     }
     let leases = lock::read(&context.root)?;
     let existing = identity.uuid.and_then(|uuid| leases.get(uuid)).and_then(|lease| lease.plan());
-    let result =
-        situation.plan(&wish, existing, (&leases, identity.uuid), false, &mut |step| steps.push(step.to_string()));
+    let situation = situation.beside(&leases, identity.uuid);
+    let result = situation.plan(&wish, existing, false, &mut |step| steps.push(step.to_string()));
+    let view_of_xml = read::topology(&domain)?;
     match result {
         Ok(plan) if context.json => view("dedicated", &steps, Some(PlanView::from(&plan)), None).map(Answer::from),
-        Ok(plan) => Ok(render(name, &steps, Some(&plan)).into()),
+        Ok(plan) => {
+            let mut text = render(name, &steps, Some(&plan));
+            if plan.guest.is_some() && plan.guest != view_of_xml {
+                text.push_str("  note: the XML tells the guest otherwise; `virt-pin transform` writes it down\n");
+            }
+            Ok(text.into())
+        }
         Err(error) => {
             let error = decision::about(error, name, Some((&leases, identity.uuid)));
             let text =
@@ -138,7 +142,7 @@ fn render(name: &str, steps: &[String], plan: Option<&Plan>) -> String {
     }
     if let Some(guest) = plan.guest {
         let (cores, threads) = (counted(guest.cores, "core"), counted(guest.threads, "thread"));
-        out.push_str(&format!("  guest sees     {cores} of {threads}\n"));
+        out.push_str(&format!("  true topology  {cores} of {threads}\n"));
         if guest.threads == 1 && !plan.parked.is_empty() && plan.parked.len() < plan.vcpus.len() {
             out.push_str("  note: an odd number of vCPUs on cores of several threads: the guest sees each as a core\n");
         }

@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 
 use super::Context;
 use crate::error::{Code, Error, Result, counted};
-use crate::host::process;
 use crate::host::root::Root;
+use crate::host::{process, qemu};
 use crate::libvirt;
 use crate::lock;
 
@@ -63,6 +63,11 @@ pub(super) fn install(context: &Context, hook: Option<&Path>) -> Result<String> 
         );
     } else {
         out.push_str(&reload_advice(root, "see the hook"));
+    }
+    let mut running = root.list(qemu::RUN_DIR)?.into_iter();
+    let running = running.any(|name| name.strip_suffix(".xml").is_some_and(|name| qemu::lives(root, name)));
+    if running && before.is_none() {
+        out.push_str("VMs run already: `virt-pin reconcile` gives the dedicated and hand-pinned ones their leases.\n");
     }
     if !Path::new("/etc/virt-pin/virt-pin.toml").exists() && root.is_this_machine() {
         out.push_str(

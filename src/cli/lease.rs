@@ -103,7 +103,7 @@ pub(super) fn lease(context: &Context, domain: &str) -> Result<String> {
         line("Nodes", &view.nodes);
         if let Some(guest) = plan.guest {
             let (cores, threads) = (counted(guest.cores, "core"), counted(guest.threads, "thread"));
-            line("Guest sees", &format!("{cores} of {threads}"));
+            line("True topology", &format!("{cores} of {threads}"));
         }
     }
     if let Some(qemu) = lease.qemu {

@@ -216,13 +216,24 @@ fn to_json(value: &impl serde::Serialize) -> Result<String> {
 
 /// `{"error":{"code","message","causes","hint"}}`
 fn error_json(error: &Error) -> String {
-    serde_json::json!({ "error": {
+    serde_json::json!({ "error": error_value(error) }).to_string()
+}
+
+/// An error as JSON; `needed`, `free` and `unit` where it is about room.
+fn error_value(error: &Error) -> serde_json::Value {
+    let mut value = serde_json::json!({
         "code": error.code.name(),
         "message": error.message,
         "causes": error.causes(),
         "hint": error.hint.as_deref().unwrap_or(error.code.advice()),
-    }})
-    .to_string()
+        "retry": error.code.retry(),
+    });
+    if let (Some(room), Some(object)) = (error.room, value.as_object_mut()) {
+        object.insert("needed".to_owned(), room.needed.into());
+        object.insert("free".to_owned(), room.free.into());
+        object.insert("unit".to_owned(), room.unit.into());
+    }
+    value
 }
 
 #[cfg(test)]

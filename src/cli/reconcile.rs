@@ -1,16 +1,18 @@
 //! `virt-pin reconcile`: the leases rebuilt from the VMs that run.
 //!
-//! For when `leases.json` is corrupt or lost. Each running VM with a dedicated policy whose vCPU threads are bound to one
-//! CPU each gets its lease back, on exactly those CPUs; the rest is said, not guessed. A corrupt file is kept beside.
+//! For when `leases.json` is damaged or lost, and for VMs that ran before the hook was installed. Each running VM with a
+//! dedicated policy whose vCPU threads are bound to one CPU each gets its lease, on exactly the CPUs where its threads are;
+//! the rest is said, not guessed. Leases whose start was never followed by a QEMU are ended. A corrupt file is kept beside.
 
 use std::fs;
 
 use super::{Context, to_json};
 use crate::alloc::plan::Plan;
-use crate::alloc::{Supply, check};
-use crate::cpuset::{CpuId, CpuSet, NodeId};
+use crate::cpuset::{CpuId, CpuSet};
 use crate::decision::{Dedicated, Situation, Wish, wish};
+use crate::enforce::binding::{Role, role};
 use crate::error::{Code, Error, Result, counted, printable};
+use crate::host::cgroup;
 use crate::host::process;
 use crate::host::qemu::{self, RUN_DIR};
 use crate::host::root::Root;
@@ -21,68 +23,72 @@ use crate::xml::{Domain, read};
 
 pub(super) fn reconcile(context: &Context) -> Result<String> {
     let root = &context.root;
-    let settings = context.settings()?;
     let running = running(root)?;
-    let mut out: Vec<String> = Vec::new();
+    let mut notes: Vec<String> = Vec::new();
     let mut state = StateLock::acquire(root, DEADLINE)?;
     let mut leases = match state.load() {
         Ok(leases) => leases,
         Err(error) if error.code == Code::StateCorrupt => {
-            out.push(format!("{}; it is kept as {}", error.message, set_aside(root)?));
+            notes.push(format!("{}; it is kept as {}", error.message, keep_copy(root)?));
             Leases::default()
         }
         Err(error) => return Err(error),
     };
     for (lease, reason) in reclaim(root, &mut leases)? {
-        out.push(format!("\"{}\": lease ended, {reason}", printable(&lease.name)));
+        notes.push(format!("\"{}\": lease ended, {reason}", printable(&lease.name)));
+    }
+    let now = process::uptime_secs(root);
+    let overdue =
+        |lease: &&Lease| lease.is_overdue(now) && qemu::living_pid(root, &lease.name).is_ok_and(|pid| pid.is_none());
+    for uuid in leases.iter().filter(overdue).map(|lease| lease.uuid).collect::<Vec<_>>() {
+        if let Some(lease) = leases.remove(uuid) {
+            notes.push(format!("\"{}\": lease ended, its start was never followed by a QEMU", printable(&lease.name)));
+        }
     }
     for (name, text) in running {
-        let found = adopt(root, context, &settings, &leases, &name, &text);
-        match found {
-            Ok(Adopted::Lease(lease)) => {
-                out.push(format!("\"{}\": lease on CPUs {}", printable(&name), lease.cpus()));
-                leases.put(*lease);
+        match adopt(context, &leases, &name, &text) {
+            Ok(Some(lease)) => {
+                let cpus = lease.cpus();
+                let mut with = leases.clone();
+                with.put(lease);
+                // One that contradicts the others is said, and the others stand.
+                match with.check() {
+                    Ok(()) => {
+                        notes.push(format!("\"{}\": lease on CPUs {cpus}", printable(&name)));
+                        leases = with;
+                    }
+                    Err(what) => notes.push(format!("\"{}\": no lease: {}", printable(&name), printable(&what))),
+                }
             }
-            Ok(Adopted::HasOne) => out.push(format!("\"{}\": has its lease", printable(&name))),
-            Ok(Adopted::NeedsNone) => {}
-            Err(error) => out.push(format!("\"{}\": no lease: {}", printable(&name), error.message)),
+            Ok(None) => {}
+            Err(error) => notes.push(format!("\"{}\": no lease: {}", printable(&name), error.message)),
         }
     }
     state.replace(&leases)?;
     drop(state);
+    let count = leases.iter().count();
     if context.json {
-        return to_json(&serde_json::json!({ "leases": leases.iter().count(), "notes": out }));
+        return to_json(&serde_json::json!({ "leases": count, "notes": notes }));
     }
-    out.push(format!("{} in all.", counted(leases.iter().count() as u64, "lease")));
-    Ok(out.join("\n") + "\n")
-}
-
-enum Adopted {
-    Lease(Box<Lease>),
-    HasOne,
-    NeedsNone,
+    notes.push(format!("{} in all.", counted(count as u64, "lease")));
+    Ok(notes.join("\n") + "\n")
 }
 
 /// The running domains: (name, text of the status file).
 fn running(root: &Root) -> Result<Vec<(String, String)>> {
-    let names = root.list(RUN_DIR)?;
-    let names = names.iter().filter_map(|name| name.strip_suffix(".xml"));
-    let found = names.filter_map(|name| {
-        qemu::living_pid(root, name)?;
-        let text = root.read_if_exists(&format!("{RUN_DIR}/{name}.xml"));
-        text.transpose().map(|text| text.map(|text| (name.to_owned(), text)))
-    });
-    found.collect()
+    let mut running = Vec::new();
+    for name in root.list(RUN_DIR)?.iter().filter_map(|name| name.strip_suffix(".xml")) {
+        if qemu::living_pid(root, name)?.is_some() {
+            let text = root.read_if_exists(&format!("{RUN_DIR}/{name}.xml"))?;
+            running.extend(text.map(|text| (name.to_owned(), text)));
+        }
+    }
+    Ok(running)
 }
 
-fn adopt(
-    root: &Root,
-    context: &Context,
-    settings: &crate::config::settings::Settings,
-    leases: &Leases,
-    name: &str,
-    text: &str,
-) -> Result<Adopted> {
+/// The lease of a running domain that has none; `None` if it has one, or needs none.
+fn adopt(context: &Context, leases: &Leases, name: &str, text: &str) -> Result<Option<Lease>> {
+    let root = &context.root;
     let status = qemu::status(root, name)?.ok_or_else(|| Error::new(Code::DomainUnknown, "it has ended meanwhile"))?;
     let live =
         qemu::live_domain(text).ok_or_else(|| Error::new(Code::DomainInvalid, "its status file holds no domain"))?;
@@ -90,17 +96,18 @@ fn adopt(
     let identity = read::identity(&domain)?;
     let uuid = identity.uuid.ok_or_else(|| Error::new(Code::DomainInvalid, "it has no UUID"))?;
     if leases.get(uuid).is_some() {
-        return Ok(Adopted::HasOne);
+        return Ok(None);
     }
-    let holds = match wish(root, &domain, &identity, settings)? {
-        Wish::Shared => return Ok(Adopted::NeedsNone),
+    let holds = match wish(root, &domain, &identity, &|| context.settings())? {
+        Wish::Shared => return Ok(None),
+        // Live pins may be those of a lease that was lost; by hand they are only if no policy asks.
         Wish::Static(cpus) => Holds::Static(cpus),
         Wish::Dedicated(wish) => {
-            let situation = Situation::read(&context.root, settings, read::partition(&domain).as_deref())?;
-            Holds::Dedicated(observed(root, &situation, &wish, &status, leases)?)
+            let situation = Situation::read(root, &wish.settings, read::partition(&domain).as_deref())?;
+            Holds::Dedicated(observed(root, &situation.beside(leases, Some(uuid)), &wish, &status)?)
         }
     };
-    let lease = Lease {
+    Ok(Some(Lease {
         uuid,
         name: identity.name,
         state: State::Running,
@@ -110,81 +117,91 @@ fn adopt(
         daemon: None,
         qemu: process::process(root, status.pid)?,
         since: process::uptime_secs(root),
-    };
-    Ok(Adopted::Lease(Box::new(lease)))
+    }))
 }
 
 /// The plan that the threads' places amount to.
-fn observed(
-    root: &Root,
-    situation: &Situation,
-    wish: &Dedicated,
-    status: &qemu::Status,
-    leases: &Leases,
-) -> Result<Plan> {
-    let taken = &leases.taken_from(None);
+fn observed(root: &Root, situation: &Situation, wish: &Dedicated, status: &qemu::Status) -> Result<Plan> {
     let elsewhere = |what: String| Error::new(Code::ThreadMisplaced, what);
-    let threads = process::threads(root, status.pid)?;
-    let mut order: Vec<CpuId> = Vec::new();
-    for vcpu in 0..wish.request.vcpus {
-        let tid = status.vcpus.get(&vcpu).ok_or_else(|| {
-            elsewhere(format!(
-                "vCPU {vcpu} is not plugged in, so its CPU cannot be seen; restart the VM for a new lease"
-            ))
-        })?;
-        let allowed =
-            threads.iter().find(|thread| thread.tid == *tid).map(|thread| thread.allowed.clone()).unwrap_or_default();
-        match (allowed.len(), allowed.first()) {
-            (1, Some(cpu)) => order.push(cpu),
-            _ => return Err(elsewhere(format!("vCPU {vcpu} may run on CPUs {allowed}, not on one of its own"))),
+    let hierarchy = cgroup::hierarchy(root)?;
+    let mut vcpus: Vec<Option<CpuSet>> = vec![None; usize::from(wish.request.vcpus)];
+    let (mut emulator, mut iothreads) = (CpuSet::new(), CpuSet::new());
+    for thread in process::threads(root, status.pid)? {
+        let lives_in = hierarchy.as_ref().and_then(|found| cgroup::of_thread(root, found, status.pid, thread.tid));
+        match role(&thread, status, lives_in.as_deref()) {
+            Role::Vcpu(number) => {
+                if let Some(place) = vcpus.get_mut(usize::from(number)) {
+                    *place = Some(thread.allowed);
+                }
+            }
+            Role::IoThread => iothreads = iothreads.union(&thread.allowed),
+            Role::Emulator => emulator = emulator.union(&thread.allowed),
         }
+    }
+    let mut order: Vec<CpuId> = Vec::new();
+    for (vcpu, allowed) in vcpus.into_iter().enumerate() {
+        match allowed {
+            None => {
+                let what =
+                    format!("vCPU {vcpu} is not plugged in, so its CPU cannot be seen; restart the VM for a lease");
+                return Err(elsewhere(what));
+            }
+            Some(allowed) => match allowed.first().filter(|_| allowed.len() == 1) {
+                Some(cpu) => order.push(cpu),
+                None => {
+                    let what = format!("vCPU {vcpu} may run on CPUs {allowed}, not on one of its own");
+                    return Err(elsewhere(what));
+                }
+            },
+        }
+    }
+    if iothreads.is_empty() {
+        iothreads = emulator.clone();
     }
     let pins = read::Pins {
         vcpus: (0..).zip(order.iter().map(|&cpu| CpuSet::from_iter([cpu]))).collect(),
         ..read::Pins::default()
     };
     let exact = Dedicated { pins, default_cpuset: None, ..wish.clone() };
-    // The policy's own plan on these CPUs, if it has one: it knows the parked ones and the emulator's place.
-    if let Ok(plan) = situation.plan(&exact, None, (leases, None), false, &mut |_| {}) {
-        return Ok(plan);
+    // The policy's own plan on these CPUs, if it is what is seen: it knows what the guest is told.
+    if let Ok(plan) = situation.plan(&exact, None, false, &mut |_| {}) {
+        if plan.emulator == emulator && plan.iothreads == iothreads {
+            return Ok(plan);
+        }
     }
-    // Otherwise what is seen, provided nobody else has it: the allowlist may have changed since the start.
-    let vcpus: CpuSet = order.iter().copied().collect();
-    let cores = vcpus
-        .iter()
-        .filter_map(|cpu| situation.topology.siblings(cpu))
-        .fold(vcpus.clone(), |all, core| all.union(core));
+    // Otherwise what is seen: the allowlist may have changed since the start.
+    let leased: CpuSet = order.iter().copied().collect();
     let whole = wish.request.policy.cores == crate::alloc::policy::Cores::Whole;
-    let parked = if whole { cores.difference(&vcpus) } else { CpuSet::new() };
-    let supply = Supply { topology: &situation.topology, pinnable: &situation.pinnable, taken };
-    let nodes = vcpus
-        .iter()
-        .filter_map(|cpu| situation.topology.cpu(cpu)?.node)
-        .collect::<std::collections::BTreeSet<NodeId>>();
-    let housekeeping = supply.housekeeping().difference(taken);
-    let seats = if housekeeping.is_empty() { vcpus.clone() } else { housekeeping };
-    let plan = Plan {
+    let siblings = |cpus: &CpuSet| {
+        let cores = cpus.iter().filter_map(|cpu| situation.topology.siblings(cpu));
+        cores.filter(|_| whole).fold(cpus.clone(), |all, core| all.union(core))
+    };
+    // QEMU's other threads on CPUs that may be handed out hold those as well.
+    let extra = siblings(&emulator.union(&iothreads).intersection(&situation.pinnable)).difference(&siblings(&leased));
+    if leased.len() != order.len() {
+        return Err(elsewhere(format!("two of its vCPUs share one of CPUs {leased}")));
+    }
+    Ok(Plan {
+        parked: siblings(&leased).difference(&leased),
+        nodes: leased.iter().filter_map(|cpu| situation.topology.cpu(cpu)?.node).collect(),
         vcpus: order,
-        parked,
-        extra: CpuSet::new(),
-        emulator: seats.clone(),
-        iothreads: seats,
-        nodes,
+        whole,
+        extra,
+        emulator,
+        iothreads,
         memory_nodes: None,
         guest: None,
-    };
-    let conflict = plan.exclusive().intersection(taken);
-    if !conflict.is_empty() || check::distinct(&plan).is_err() {
-        return Err(elsewhere(format!("its vCPUs run on CPUs {vcpus}, of which {conflict} belong to another lease")));
-    }
-    Ok(plan)
+    })
 }
 
-/// Moves the corrupt file aside and returns its new name. Called with the lock held.
-fn set_aside(root: &Root) -> Result<String> {
+/// Keeps a second name for the corrupt file, which stays where it is until it is replaced. Called with the lock held.
+fn keep_copy(root: &Root) -> Result<String> {
     let dir = root.resolve(STATE_DIR);
-    let new = dir.join(format!("leases.json.corrupt-{}", process::uptime_secs(root)));
-    fs::rename(dir.join("leases.json"), &new)
-        .map_err(|error| Error::io(Code::StateUnsafe, "rename to", &new, error))?;
-    Ok(new.display().to_string())
+    let copy = dir.join(format!("leases.json.corrupt-{}", process::uptime_secs(root)));
+    match fs::hard_link(dir.join("leases.json"), &copy) {
+        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
+            Err(Error::io(Code::StateUnsafe, "link", &copy, error))
+        }
+        _ => Ok(copy.display().to_string()),
+    }
 }

@@ -12,6 +12,7 @@ use crate::cpuset::CpuSet;
 use crate::error::{Code, Error, Result, counted, printable};
 use crate::libvirt::Libvirt;
 use crate::lock;
+use crate::lock::leases::State;
 use crate::xml::{Domain, read};
 
 /// No call to a libvirt that hangs is waited for longer.
@@ -29,17 +30,25 @@ pub(super) fn sync(context: &Context, domain: &str, after_stdin: bool) -> Result
     if after_stdin {
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
     }
+    let uuid = subject::lease(&lock::read(&context.root)?, domain)?.uuid;
+    let running = libvirt.running(uuid)?;
+    let xml = running.as_ref().map(|running| running.xml()).transpose()?;
+    // libvirt may have kept us waiting: the lease is read after the XML it is compared with.
     let leases = lock::read(&context.root)?;
-    let lease = subject::lease(&leases, domain)?;
+    let lease = subject::lease(&leases, &uuid.to_string())?;
     let Some(plan) = lease.plan() else {
         return Ok(format!("Domain \"{}\" is pinned by hand; its XML is its own.\n", printable(&lease.name)));
     };
     let about = |error: Error| error.in_domain(&lease.name);
-    let Some(running) = libvirt.running(lease.uuid).map_err(about)? else {
+    let (Some(running), Some(xml)) = (running, xml) else {
         return Err(about(Error::new(Code::LibvirtFailed, "does not run, so it has no live XML")));
     };
-    let xml = running.xml().map_err(about)?;
-    let changes = changes(&Domain::parse(&xml)?, plan).map_err(about)?;
+    let live = Domain::parse(&xml)?;
+    if lease.state != State::Running || read::identity(&live)?.id != lease.domain_id {
+        // Its start failed behind the hook, or it has been started anew; that start has its own sync.
+        return Err(about(Error::new(Code::LibvirtFailed, "the lease is not of the VM that runs now")));
+    }
+    let changes = changes(&live, plan).map_err(about)?;
     let count = changes.vcpus.len() + usize::from(changes.emulator.is_some()) + changes.iothreads.len();
     running.pin(&changes.vcpus, changes.emulator.as_ref(), &changes.iothreads).map_err(about)?;
     Ok(format!("Domain \"{}\": {} of its live XML set.\n", printable(&lease.name), counted(count as u64, "pin")))

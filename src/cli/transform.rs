@@ -12,15 +12,17 @@ pub(super) fn transform(context: &Context, file: &str) -> Result<String> {
     let domain = Domain::parse(&text)?;
     let identity = read::identity(&domain)?;
     let about = |error: Error| decision::about(error, &identity.name, None);
-    let settings = context.settings()?;
-    let Wish::Dedicated(wish) = decision::wish(&context.root, &domain, &identity, &settings).map_err(about)? else {
+    let Wish::Dedicated(wish) =
+        decision::wish(&context.root, &domain, &identity, &|| context.settings()).map_err(about)?
+    else {
         return Ok(text);
     };
-    let situation = Situation::read(&context.root, &settings, read::partition(&domain).as_deref())?;
+    let situation = Situation::read(&context.root, &wish.settings, read::partition(&domain).as_deref())?;
     let leases = lock::read(&context.root)?;
     let existing = identity.uuid.and_then(|uuid| leases.get(uuid)).and_then(|lease| lease.plan());
     let plan = situation
-        .plan(&wish, existing, (&leases, identity.uuid), true, &mut |_| {})
+        .beside(&leases, identity.uuid)
+        .plan(&wish, existing, true, &mut |_| {})
         .map_err(|error| decision::about(error, &identity.name, Some((&leases, identity.uuid))))?;
     Ok(pin::rewrite(&domain, &plan, Scope::Everything).map_err(about)?.apply(&text))
 }

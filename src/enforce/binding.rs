@@ -34,7 +34,12 @@ pub struct Misplaced {
     pub role: Role,
     /// Where it should be.
     pub wanted: CpuSet,
+    /// Its own cgroup, if libvirt has made one for it or its like.
+    pub cgroup: Option<String>,
 }
+
+/// How often to look and move: QEMU makes and ends threads while we do.
+const ROUNDS: usize = 3;
 
 /// Binds every thread of the domain and reads back where each is.
 ///
@@ -42,13 +47,19 @@ pub struct Misplaced {
 /// [`Code::ThreadMisplaced`] naming the first thread that is elsewhere, or the vCPU whose thread is not known;
 /// [`Code::HostIo`] when threads cannot be read.
 pub fn bind(root: &Root, status: &Status, plan: &Plan) -> Result<()> {
-    let mut failures = Vec::new();
-    for found in misplaced(root, status, plan)? {
-        if let Err(error) = move_thread(root, status.pid, &found) {
-            failures.push(error);
+    let mut failure = None;
+    let mut wrong = misplaced(root, status, plan)?;
+    for _ in 0..ROUNDS {
+        for found in &wrong {
+            // What cannot be done may not be needed; where the thread then is decides.
+            failure = move_thread(root, found).err().or(failure);
         }
+        if wrong.is_empty() {
+            return Ok(());
+        }
+        wrong = misplaced(root, status, plan)?;
     }
-    let Some(found) = misplaced(root, status, plan)?.into_iter().next() else { return Ok(()) };
+    let Some(found) = wrong.into_iter().next() else { return Ok(()) };
     let what = match found.role {
         Role::Vcpu(number) => format!("the thread of vCPU {number}"),
         Role::IoThread => "an I/O thread".to_owned(),
@@ -64,7 +75,7 @@ pub fn bind(root: &Root, status: &Status, plan: &Plan) -> Result<()> {
             found.wanted
         ),
     );
-    if let Some(cause) = failures.into_iter().next() {
+    if let Some(cause) = failure {
         error = error.because(cause);
     }
     Err(error)
@@ -100,9 +111,12 @@ pub fn misplaced(root: &Root, status: &Status, plan: &Plan) -> Result<Vec<Mispla
     if status.vcpus.is_empty() {
         return Err(Error::new(Code::ThreadMisplaced, "libvirt knows no vCPU thread of the domain"));
     }
+    let hierarchy = cgroup::hierarchy(root)?;
     let mut misplaced = Vec::new();
     for thread in threads {
-        let role = role(&thread, status);
+        let cgroup =
+            hierarchy.as_ref().and_then(|hierarchy| cgroup::of_thread(root, hierarchy, status.pid, thread.tid));
+        let role = role(&thread, status, cgroup.as_deref());
         let (wanted, right) = match role {
             Role::Vcpu(number) => {
                 let wanted: CpuSet = plan.vcpus.get(usize::from(number)).copied().into_iter().collect();
@@ -113,27 +127,33 @@ pub fn misplaced(root: &Root, status: &Status, plan: &Plan) -> Result<Vec<Mispla
             Role::Emulator => (plan.emulator.clone(), thread.allowed.is_subset(&plan.emulator)),
         };
         if !right {
-            misplaced.push(Misplaced { thread, role, wanted });
+            misplaced.push(Misplaced { thread, role, wanted, cgroup });
         }
     }
     Ok(misplaced)
 }
 
-/// libvirt starts QEMU with thread names on: `IO iothread1`. Its own monitor thread, `IO mon_iothread`, is no I/O thread
-/// of the domain.
-fn role(thread: &Thread, status: &Status) -> Role {
-    match status.vcpus.iter().find(|(_, tid)| **tid == thread.tid) {
-        Some((number, _)) => Role::Vcpu(*number),
-        None if thread.name.starts_with("IO iothread") => Role::IoThread,
-        None => Role::Emulator,
+/// What a thread is: a vCPU by what libvirt says; otherwise by the cgroup it lives in, since an I/O thread's workers are
+/// born there under names of their own; without cgroups by its name (libvirt starts QEMU with thread names on, and its
+/// monitor's `IO mon_iothread` is no I/O thread of the domain).
+pub fn role(thread: &Thread, status: &Status, cgroup: Option<&str>) -> Role {
+    if let Some((number, _)) = status.vcpus.iter().find(|(_, tid)| **tid == thread.tid) {
+        return Role::Vcpu(*number);
     }
+    let lives_in = cgroup.and_then(|path| path.rsplit('/').next()).unwrap_or_default();
+    if lives_in.starts_with("iothread") || (lives_in.is_empty() && thread.name.starts_with("IO iothread")) {
+        return Role::IoThread;
+    }
+    Role::Emulator
 }
 
-fn move_thread(root: &Root, pid: u32, found: &Misplaced) -> Result<()> {
-    if let Some(dir) = cgroup::of_thread(root, pid, found.thread.tid)? {
-        root.write_kernel_file(&format!("{dir}/cpuset.cpus"), &found.wanted.to_string())?;
-    }
-    set_affinity(root, found.thread.tid, &found.wanted)
+fn move_thread(root: &Root, found: &Misplaced) -> Result<()> {
+    let written = match &found.cgroup {
+        Some(dir) => root.write_kernel_file(&format!("{dir}/cpuset.cpus"), &found.wanted.to_string()),
+        None => Ok(()),
+    };
+    // Even if the cgroup has gone: the affinity alone holds a thread as well.
+    set_affinity(root, found.thread.tid, &found.wanted).and(written)
 }
 
 /// sched_setaffinity(2). Only on the machine itself: under another root the numbers are somebody else's threads.
@@ -143,9 +163,12 @@ fn set_affinity(root: &Root, tid: u32, cpus: &CpuSet) -> Result<()> {
     }
     let mut mask = nix::sched::CpuSet::new();
     for cpu in cpus.iter() {
-        // The library's mask ends at CPU 1023; beyond it the cgroup alone holds the thread, and reading back tells.
+        // The library's mask ends at CPU 1023; beyond it the cgroup alone can hold the thread.
         if mask.set(usize::from(cpu.0)).is_err() {
-            return Ok(());
+            return Err(Error::new(
+                Code::ThreadMisplaced,
+                format!("CPU {cpu} cannot be put into an affinity: too high"),
+            ));
         }
     }
     let tid = i32::try_from(tid).unwrap_or(i32::MAX);
@@ -168,6 +191,7 @@ mod tests {
     fn plan(vcpus: &[u16]) -> Plan {
         Plan {
             vcpus: vcpus.iter().copied().map(CpuId).collect(),
+            whole: true,
             parked: CpuSet::new(),
             extra: CpuSet::new(),
             emulator: set("0-1"),

@@ -123,6 +123,7 @@ mod tests {
         fs::create_dir_all(dir.path().join("c/machine")).unwrap();
         let plan = Plan {
             vcpus: vec![CpuId(1)],
+            whole: true,
             parked: CpuSet::new(),
             extra: CpuSet::new(),
             emulator: set("0"),

@@ -16,7 +16,7 @@ use crate::host::root::Root;
 use crate::lock::leases::{Holds, Lease, Leases, State};
 use crate::lock::reclaim::{self, reclaim};
 use crate::lock::{self, DEADLINE, StateLock};
-use crate::log::{Journal, Record};
+use crate::log::Journal;
 use crate::uuid::DomainUuid;
 use crate::xml::Domain;
 use crate::xml::pin::{self, Scope};
@@ -53,63 +53,82 @@ pub(super) fn act(root: &Root, operation: Operation, text: &str) -> Result<Optio
     if let Err(error) = &result {
         event.record(Some(error.code), None, &error.message);
     }
+    event.journal.flush();
     result
 }
 
 impl Event<'_> {
+    /// What the domain wants.
+    fn wish(&self) -> Result<Wish> {
+        let wish = decision::wish(self.root, self.domain, &self.identity, &|| Settings::read(self.root));
+        wish.map_err(|error| if error.code == Code::ConfigInvalid { error } else { self.named(error) })
+    }
+
+    /// The error, its sentence about this domain.
+    fn named(&self, error: Error) -> Error {
+        error.in_domain(&self.identity.name)
+    }
+
     /// Prepare, migrate, restore: the domain wants to come in.
     fn enter(&self) -> Result<Option<String>> {
-        let settings = Settings::read(self.root)?;
-        let named = |error: Error| decision::about(error, &self.identity.name, None);
-        match decision::wish(self.root, self.domain, &self.identity, &settings).map_err(named)? {
-            Wish::Dedicated(wish) => self.lease(&settings, &wish).map(Some),
+        match self.wish()? {
+            Wish::Dedicated(wish) => self.lease(&wish).map(Some),
             Wish::Static(cpus) => self.hold_static(cpus).map(|()| None),
-            Wish::Shared => self.forget_former_lease().map(|()| None),
+            Wish::Shared if self.operation == Operation::Prepare => self.hold_nothing().map(|()| None),
+            Wish::Shared => Ok(None),
         }
     }
 
     /// Takes or finds the lease of a dedicated domain and confines the domain to it.
-    fn lease(&self, settings: &Settings, wish: &Dedicated) -> Result<String> {
-        let named = |error: Error| decision::about(error, &self.identity.name, None);
+    fn lease(&self, wish: &Dedicated) -> Result<String> {
         let preparing = self.operation == Operation::Prepare;
         let partition = read::partition(self.domain);
-        let situation = Situation::read(self.root, settings, partition.as_deref())?;
+        let situation = Situation::read(self.root, &wish.settings, partition.as_deref())?;
         let mut state = StateLock::acquire(self.root, DEADLINE)?;
-        let before = state.load()?;
-        let mut leases = before.clone();
+        let mut leases = state.load()?;
         let void = reclaim(self.root, &mut leases)?;
-        self.refuse_beside_living(&leases)?;
+        if preparing {
+            self.refuse_beside_living(&leases)?;
+        }
         let existing = leases.get(self.uuid).cloned();
         let plan = situation
-            .plan(wish, existing.as_ref().and_then(Lease::plan), (&leases, Some(self.uuid)), !preparing, &mut |_| {})
+            .beside(&leases, Some(self.uuid))
+            .plan(wish, existing.as_ref().and_then(Lease::plan), !preparing, &mut |_| {})
             .map_err(|error| decision::about(error, &self.identity.name, Some((&leases, Some(self.uuid)))))?;
         let scope = if preparing { Scope::Everything } else { Scope::PlacementOnly };
-        let output = pin::rewrite(self.domain, &plan, scope).map_err(named)?.apply(self.domain.text());
+        let edits = pin::rewrite(self.domain, &plan, scope).map_err(|error| self.named(error))?;
+        let output = edits.apply(self.domain.text());
+        if !preparing && existing.as_ref().is_some_and(|lease| lease.state != State::Provisional) {
+            // The domain is being started, or runs: this event may belong to another attempt, and takes nothing away.
+            return Ok(output);
+        }
 
         // Nothing was changed up to here. From here on the lease is written first, then made physical: a crash between
         // leaves a lease without effect, never an effect without a lease.
-        let lease = self
-            .new_lease(if preparing { State::Reserved } else { State::Provisional }, Holds::Dedicated(plan.clone()));
         let confinement = enforce::confinement(self.root)?;
         let place = match (&confinement, self.identity.id) {
             (Confinement::BeforeExec { mount }, Some(id)) if preparing => {
                 let iothreads = read::iothread_ids(self.domain)?;
-                Some((mount, id, tree::path(mount, partition.as_deref(), id, &self.identity.name)?, iothreads))
+                Some((mount, tree::path(mount, partition.as_deref(), id, &self.identity.name)?, iothreads))
             }
             _ => None,
         };
-        let lease = Lease { cgroup: place.as_ref().map(|(_, _, path, _)| path.clone()), ..lease };
+        let state_now = if preparing { State::Reserved } else { State::Provisional };
+        let lease = Lease {
+            cgroup: place.as_ref().map(|(_, path, _)| path.clone()),
+            ..self.new_lease(state_now, Holds::Dedicated(plan.clone()))
+        };
         let same = existing.as_ref().is_some_and(|old| Lease { since: lease.since, ..old.clone() } == lease);
         if !same {
             leases.put(lease);
             state.replace(&leases)?;
         }
         self.clean_up(&leases, void);
-        if let Some((mount, _, path, iothreads)) = place {
+        if let Some((mount, path, iothreads)) = place {
             if let Err(error) = tree::make(self.root, mount, &path, &iothreads, &plan) {
                 leases.remove(self.uuid);
                 state.replace(&leases)?;
-                return Err(named(error));
+                return Err(self.named(error));
             }
         }
         drop(state);
@@ -128,11 +147,12 @@ impl Event<'_> {
         .in_domain(&self.identity.name))
     }
 
-    fn living_qemu(&self, lease: &Lease) -> Result<Option<u32>> {
+    fn living_qemu(&self, lease: &Lease) -> Result<Option<i32>> {
         if let Some(qemu) = lease.qemu {
-            return Ok(reclaim::is_alive(self.root, qemu)?.then_some(qemu.pid));
+            let pid = i32::try_from(qemu.pid).unwrap_or_default();
+            return Ok(reclaim::is_alive(self.root, qemu)?.then_some(pid));
         }
-        Ok(qemu::living_pid(self.root, &lease.name))
+        qemu::living_pid(self.root, &lease.name)
     }
 
     /// Records the CPUs that a domain without a policy pins itself to, unless they belong to somebody.
@@ -140,17 +160,17 @@ impl Event<'_> {
         let mut state = StateLock::acquire(self.root, DEADLINE)?;
         let mut leases = state.load()?;
         let void = reclaim(self.root, &mut leases)?;
-        self.refuse_beside_living(&leases)?;
-        if let Some(owner) = leases.dedicated_owner_of(&cpus, self.uuid) {
+        if let Some(owner) = leases.dedicated_owner_of(&cpus, Some(self.uuid)) {
             let both = owner.cpus().intersection(&cpus);
-            return Err(Error::new(
+            let owner = &owner.name;
+            return Err(self.named(Error::new(
                 Code::StaticConflict,
-                format!("its XML pins vCPUs to CPUs {cpus}, but {both} are leased to domain \"{}\"", owner.name),
-            )
-            .in_domain(&self.identity.name));
+                format!("its XML pins it to CPUs {cpus}, but {both} are leased to domain \"{owner}\""),
+            )));
         }
         // A migration or restore only asks; the lease comes with prepare.
         if self.operation == Operation::Prepare {
+            self.refuse_beside_living(&leases)?;
             leases.put(self.new_lease(State::Reserved, Holds::Static(cpus.clone())));
             state.replace(&leases)?;
             self.clean_up(&leases, void);
@@ -159,10 +179,18 @@ impl Event<'_> {
         Ok(())
     }
 
-    /// A shared domain holds nothing: a lease from a start that libvirt never reported the end of is void. Without one,
-    /// the common case, the lock is not touched.
-    fn forget_former_lease(&self) -> Result<()> {
-        if !lock::read(self.root).is_ok_and(|leases| leases.get(self.uuid).is_some()) {
+    /// A shared domain holds nothing: a lease from a start that libvirt never reported the end of is void, and so is a
+    /// cgroup that waits under its name with somebody else's CPUs. Without either, the common case, the lock is not
+    /// touched.
+    fn hold_nothing(&self) -> Result<()> {
+        let Ok(leases) = lock::read(self.root) else { return Ok(()) };
+        if let (Ok(Confinement::BeforeExec { mount }), Some(id)) = (enforce::confinement(self.root), self.identity.id) {
+            let path = tree::path(&mount, read::partition(self.domain).as_deref(), id, &self.identity.name)?;
+            if !leases.iter().any(|lease| lease.cgroup.as_ref() == Some(&path)) {
+                tree::remove(self.root, &path);
+            }
+        }
+        if leases.get(self.uuid).is_none() {
             return Ok(());
         }
         let mut state = StateLock::acquire(self.root, DEADLINE)?;
@@ -190,35 +218,51 @@ impl Event<'_> {
 
     /// QEMU runs: bind and look, then let libvirt's XML follow.
     fn started(&self) -> Result<()> {
-        let named = |error: Error| decision::about(error, &self.identity.name, None);
-        let leases = lock::read(self.root)?;
+        let leases = match lock::read(self.root) {
+            Ok(leases) => leases,
+            // Damaged state refuses new leases; it ends nobody's start who has none.
+            Err(error) => return self.refuse_if_dedicated(error),
+        };
         let Some(lease) = leases.get(self.uuid) else { return self.started_without_lease() };
-        let status = self.status().map_err(named)?;
-        if let Some(plan) = lease.plan() {
-            // It takes a while to be ready, and waits for our end: started now, it costs nobody time.
-            self.sync(plan);
-            binding::bind(self.root, &status, plan).map_err(named)?;
+        let Some(plan) = lease.plan() else {
+            // Pins by hand are libvirt's to carry out. Without the pid the lease is only harder to end.
+            let marked = self.status().and_then(|status| self.mark_running(&status));
+            return marked.or_else(|error| self.only_record(&error));
+        };
+        let status = self.status().map_err(|error| self.named(error))?;
+        // It takes a while to be ready, and waits for our end: started now, it costs nobody time.
+        self.sync(plan);
+        binding::bind(self.root, &status, plan).map_err(|error| self.named(error))?;
+        match self.mark_running(&status) {
+            Err(error) if error.code == Code::DomainUnknown => return Err(error),
+            // Every thread is right and the lease stands, if with less than could be known of its domain.
+            Err(error) => self.only_record(&error)?,
+            Ok(()) => {}
         }
-        self.mark_running(&status)?;
-        if let Some(plan) = lease.plan() {
-            self.record(None, Some(&plan.exclusive()), "every thread is where the lease says");
-        }
+        self.record(None, Some(&plan.exclusive()), "every thread is where the lease says");
         Ok(())
     }
 
-    /// A dedicated domain that has come this far without a lease is not dedicated: say so while it can be stopped.
-    fn started_without_lease(&self) -> Result<()> {
-        // A configuration that was broken meanwhile is no reason to end a running VM: prepare has judged it.
-        let Ok(settings) = Settings::read(self.root) else { return Ok(()) };
-        match decision::wish(self.root, self.domain, &self.identity, &settings) {
-            Ok(Wish::Dedicated(_)) => Err(Error::new(
-                Code::DomainUnknown,
-                "has a dedicated policy, but no lease was taken at prepare",
-            )
-            .with_hint("`virt-pin check` shows whether the hook is installed as it should; then start the domain again")
-            .in_domain(&self.identity.name)),
-            _ => Ok(()),
+    /// Passes the error on if this domain wants CPUs of its own; else it is only recorded.
+    fn refuse_if_dedicated(&self, error: Error) -> Result<()> {
+        match self.wish() {
+            Ok(Wish::Dedicated(_)) => Err(self.named(error)),
+            _ => self.only_record(&error),
         }
+    }
+
+    fn only_record(&self, error: &Error) -> Result<()> {
+        self.record(Some(error.code), None, &error.message);
+        Ok(())
+    }
+
+    /// A dedicated domain that has come this far without a lease is not dedicated: say so while it can be stopped. (A
+    /// configuration that was broken meanwhile is no reason to end it: prepare has judged it.)
+    fn started_without_lease(&self) -> Result<()> {
+        self.refuse_if_dedicated(Error::new(Code::DomainUnknown, "has a dedicated policy, but no lease").with_hint(
+            "`virt-pin check` shows whether the hook is installed as it should; then start the domain again, or give a \
+                 running one its lease with `virt-pin reconcile`",
+        ))
     }
 
     fn status(&self) -> Result<qemu::Status> {
@@ -231,8 +275,15 @@ impl Event<'_> {
     fn mark_running(&self, status: &qemu::Status) -> Result<()> {
         let mut state = StateLock::acquire(self.root, DEADLINE)?;
         let mut leases = state.load()?;
-        let Some(lease) = leases.get(self.uuid).cloned() else { return Ok(()) };
+        let Some(lease) = leases.get(self.uuid).cloned() else {
+            return Err(
+                self.named(Error::new(Code::DomainUnknown, "its lease has been taken away while it was started"))
+            );
+        };
         let qemu = process::process(self.root, status.pid)?;
+        if lease.state == State::Running && lease.qemu == qemu {
+            return Ok(());
+        }
         let domain_id = self.identity.id.or(lease.domain_id);
         let running = Lease { state: State::Running, qemu, domain_id, since: process::uptime_secs(self.root), ..lease };
         leases.put(running);
@@ -294,19 +345,13 @@ impl Event<'_> {
             if let Some(path) = path {
                 tree::remove(self.root, path);
             }
-            self.journal.record(&Record {
-                domain: &lease.name,
-                uuid: lease.uuid,
-                code: None,
-                cpus: Some(&lease.cpus()),
-                message: &format!("lease ended: {reason}"),
-            });
+            let message = format!("lease ended: {reason}");
+            self.journal.record((&lease.name, lease.uuid), None, Some(&lease.cpus()), &message);
         }
     }
 
     fn record(&self, code: Option<Code>, cpus: Option<&CpuSet>, message: &str) {
-        let domain = &self.identity.name;
-        self.journal.record(&Record { domain, uuid: self.uuid, code, cpus, message });
+        self.journal.record((&self.identity.name, self.uuid), code, cpus, message);
     }
 }
 

@@ -98,16 +98,12 @@ pub fn parent_path(partition: Option<&str>) -> Result<String> {
 
 /// The cgroup directory of a thread in the cpuset hierarchy, if it is one of those that libvirt makes for a domain's
 /// threads (`emulator`, `vcpuN`, `iothreadN`): the only ones that may be written to.
-///
-/// # Errors
-/// As [`hierarchy`].
-pub fn of_thread(root: &Root, pid: u32, tid: u32) -> Result<Option<String>> {
-    let Some(hierarchy) = hierarchy(root)? else { return Ok(None) };
+pub fn of_thread(root: &Root, hierarchy: &Hierarchy, pid: u32, tid: u32) -> Option<String> {
     // `/proc/PID/task/TID/cgroup`: lines of ID:CONTROLLERS:PATH; v2 is `0::PATH`.
     let text = root.read_if_exists(&format!("/proc/{pid}/task/{tid}/cgroup")).ok().flatten().unwrap_or_default();
     let by_controller: BTreeMap<&str, &str> =
         text.lines().filter_map(|line| line.split_once(':')?.1.split_once(':')).collect();
-    let (mount, path) = match &hierarchy {
+    let (mount, path) = match hierarchy {
         Hierarchy::V1(mount) => {
             let found = by_controller.iter().find(|(controllers, _)| controllers.split(',').any(|one| one == "cpuset"));
             (mount, found.map(|(_, path)| *path))
@@ -116,11 +112,11 @@ pub fn of_thread(root: &Root, pid: u32, tid: u32) -> Result<Option<String>> {
     };
     let numbered =
         |name: &str, prefix: &str| name.strip_prefix(prefix).is_some_and(|number| number.parse::<u32>().is_ok());
-    Ok(path.and_then(|path| {
+    path.and_then(|path| {
         let last = path.rsplit('/').next()?;
         let ours = last == "emulator" || numbered(last, "vcpu") || numbered(last, "iothread");
         (ours && !path.split('/').any(|part| part == "..")).then(|| format!("{mount}{path}"))
-    }))
+    })
 }
 
 #[cfg(test)]
@@ -159,8 +155,9 @@ mod tests {
 
     #[test]
     fn only_libvirts_own_thread_cgroups_are_named() {
-        let mounts = ("/proc/mounts", "cgroup /c cgroup rw,cpuset 0 0\n");
-        let find = |cgroup: &str| of_thread(&described(&[mounts, ("/proc/7/task/8/cgroup", cgroup)]), 7, 8).unwrap();
+        let find = |cgroup: &str| {
+            of_thread(&described(&[("/proc/7/task/8/cgroup", cgroup)]), &Hierarchy::V1("/c".to_owned()), 7, 8)
+        };
         assert_eq!(
             find("3:cpuset:/machine/qemu-1-a.libvirt-qemu/vcpu0\n0::/\n"),
             Some("/c/machine/qemu-1-a.libvirt-qemu/vcpu0".into())

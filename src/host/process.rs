@@ -26,17 +26,19 @@ pub struct Thread {
     pub allowed: CpuSet,
 }
 
-/// The process of this pid, or `None` if there is none (or only a zombie: it runs nowhere any more).
+/// The process of this pid, or `None` if there is none (or only a zombie without other threads: it runs nowhere any more).
 ///
 /// # Errors
-/// [`Code::HostIo`] when its stat file is there and makes no sense.
+/// [`Code::HostIo`] when that cannot be told: the file is there and cannot be read, or makes no sense.
 pub fn process(root: &Root, pid: u32) -> Result<Option<Process>> {
     let path = format!("/proc/{pid}/stat");
-    // A process that ends between open and read answers ESRCH.
-    let Ok(Some(stat)) = root.read_if_exists(&path) else { return Ok(None) };
+    let Some(stat) = root.read_if_exists(&path)? else { return Ok(None) };
     let (state, start_time) = state_and_start(&stat)
         .ok_or_else(|| Error::new(Code::HostIo, format!("{} has no start time", root.resolve(&path).display())))?;
-    Ok((!matches!(state, 'Z' | 'X' | 'x')).then_some(Process { pid, start_time }))
+    let ended = matches!(state, 'Z' | 'X' | 'x');
+    // The main thread may have ended before the others: one of them may still hang in the kernel, on its CPU.
+    let hangs = ended && root.list(&format!("/proc/{pid}/task"))?.len() > 1;
+    Ok((!ended || hangs).then_some(Process { pid, start_time }))
 }
 
 /// State and start time from `/proc/PID/stat`. The name (field 2) may hold spaces and parentheses, so fields are counted

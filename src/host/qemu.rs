@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
+use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
@@ -70,14 +71,21 @@ pub fn live_domain(status: &str) -> Option<String> {
 }
 
 /// The pid of the domain's QEMU if it lives: it holds a POSIX lock on its pid file from before its exec until its end.
-/// `None` if nobody holds it, or there is no such file.
-pub fn living_pid(root: &Root, name: &str) -> Option<u32> {
-    if root.is_description() {
-        return None;
-    }
-    let path = root.resolve(&file_of(RUN_DIR, name, ".pid")?);
+/// `None` if nobody holds it, or there is no such file. The pid is 0 or negative if the holder is in another PID namespace.
+///
+/// # Errors
+/// [`Code::HostIo`] when that cannot be told: the file is there and cannot be opened or asked.
+pub fn living_pid(root: &Root, name: &str) -> Result<Option<i32>> {
+    let Some(path) = file_of(RUN_DIR, name, ".pid").filter(|_| !root.is_description()) else { return Ok(None) };
+    let path = root.resolve(&path);
     let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
-    let file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(path).ok()?;
+    let file = match OpenOptions::new().read(true).custom_flags(flags).open(&path) {
+        Ok(file) => file,
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidFilename) => {
+            return Ok(None);
+        }
+        Err(error) => return Err(Error::io(Code::HostIo, "open", &path, error)),
+    };
     let lock_kind = |kind: libc::c_int| libc::c_short::try_from(kind).unwrap_or_default();
     let mut lock = libc::flock {
         l_type: lock_kind(libc::F_WRLCK),
@@ -86,8 +94,14 @@ pub fn living_pid(root: &Root, name: &str) -> Option<u32> {
         l_len: 0,
         l_pid: 0,
     };
-    fcntl(&file, FcntlArg::F_GETLK(&mut lock)).ok()?;
-    (lock.l_type != lock_kind(libc::F_UNLCK)).then(|| u32::try_from(lock.l_pid).ok()).flatten().filter(|&pid| pid > 0)
+    fcntl(&file, FcntlArg::F_GETLK(&mut lock))
+        .map_err(|errno| Error::io(Code::HostIo, "ask for locks on", &path, errno.into()))?;
+    Ok((lock.l_type != lock_kind(libc::F_UNLCK)).then_some(lock.l_pid))
+}
+
+/// Whether the domain's QEMU lives, for those who only report.
+pub fn lives(root: &Root, name: &str) -> bool {
+    living_pid(root, name).is_ok_and(|pid| pid.is_some())
 }
 
 #[cfg(test)]
@@ -120,7 +134,7 @@ mod tests {
         std::fs::create_dir_all(dir.path().join("run/libvirt/qemu")).unwrap();
         let path = dir.path().join("run/libvirt/qemu/vm.pid");
         std::fs::File::create(&path).unwrap().write_all(b"1\n").unwrap();
-        assert_eq!(living_pid(&root, "vm"), None);
+        assert_eq!(living_pid(&root, "vm").unwrap(), None);
         // Locks of our own process do not conflict, so another one has to hold it.
         let script = format!(
             "import fcntl,sys\nf=open({path:?},'r+')\nfcntl.lockf(f,fcntl.LOCK_EX)\nprint(1,flush=True)\nsys.stdin.read()"
@@ -132,10 +146,10 @@ mod tests {
             .spawn()
             .unwrap();
         let mut line = [0; 2];
-        std::io::Read::read_exact(holder.stdout.as_mut().unwrap(), &mut line).unwrap();
-        assert_eq!(living_pid(&root, "vm"), Some(holder.id()));
+        io::Read::read_exact(holder.stdout.as_mut().unwrap(), &mut line).unwrap();
+        assert_eq!(living_pid(&root, "vm").unwrap(), i32::try_from(holder.id()).ok());
         drop(holder.stdin.take());
         holder.wait().unwrap();
-        assert_eq!(living_pid(&root, "vm"), None);
+        assert_eq!(living_pid(&root, "vm").unwrap(), None);
     }
 }

@@ -139,8 +139,12 @@ impl Root {
     }
 }
 
-/// Whether the error says that there is no such file (a name too long for any file system included).
+/// Whether the error says that there is no such file (a name too long for any file system included; ESRCH is how `/proc`
+/// says that a process has ended since its file was opened).
 fn is_missing(error: &io::Error) -> bool {
+    if error.raw_os_error() == Some(nix::errno::Errno::ESRCH as i32) {
+        return true;
+    }
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory | io::ErrorKind::InvalidFilename)
 }
 

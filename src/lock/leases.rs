@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! {"version":1,"boot_id":"...","leases":[
-//!   {"uuid":"...","name":"db","state":"running","kind":"dedicated","vcpus":[2,10],"parked":"3,11","extra":"",
+//!   {"uuid":"...","name":"db","state":"running","kind":"dedicated","vcpus":[2,10],"whole":true,"parked":"3,11","extra":"",
 //!    "emulator":"0-1","iothreads":"0-1","nodes":"0","memory_nodes":"0","guest":[1,1,2,1],
 //!    "domain_id":7,"cgroup":"/sys/fs/cgroup/...","daemon":[812,3345],"qemu":[4711,998877],"since":5120}]}
 //! ```
@@ -55,7 +55,7 @@ pub struct Lease {
 }
 
 /// How far a lease has come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
     /// A migration or restore asked; libvirt may never come back. Expires.
@@ -82,6 +82,13 @@ impl Lease {
             Holds::Dedicated(plan) => plan.exclusive(),
             Holds::Static(cpus) => cpus.clone(),
         }
+    }
+
+    /// Whether the domain's start has taken so long that its end may have gone unreported.
+    pub fn is_overdue(&self, now: u64) -> bool {
+        /// Between `prepare` and QEMU's birth libvirt sets up devices and runs other hooks: seconds, rarely a minute.
+        const START_SECS: u64 = 120;
+        self.state == State::Reserved && now > self.since.saturating_add(START_SECS)
     }
 
     /// The plan of a dedicated domain.
@@ -123,18 +130,13 @@ impl Leases {
         others.fold(CpuSet::new(), |taken, lease| taken.union(&lease.cpus()))
     }
 
-    /// The CPUs of every dedicated domain but this one.
-    pub fn dedicated_but(&self, uuid: Option<DomainUuid>) -> CpuSet {
-        let others = self.leases.iter().filter(|lease| Some(lease.uuid) != uuid && lease.plan().is_some());
-        others.fold(CpuSet::new(), |all, lease| all.union(&lease.cpus()))
-    }
-
     /// Another domain's dedicated lease with any of these CPUs.
-    pub fn dedicated_owner_of(&self, cpus: &CpuSet, except: DomainUuid) -> Option<&Lease> {
-        self.iter().find(|lease| lease.uuid != except && lease.plan().is_some() && !lease.cpus().is_disjoint(cpus))
+    pub fn dedicated_owner_of(&self, cpus: &CpuSet, except: Option<DomainUuid>) -> Option<&Lease> {
+        self.iter()
+            .find(|lease| Some(lease.uuid) != except && lease.plan().is_some() && !lease.cpus().is_disjoint(cpus))
     }
 
-    /// What must hold: one lease a domain, and no CPU of a dedicated lease in any other.
+    /// What must hold: one lease a domain, no CPU of a dedicated lease in any other, and no thread of another there.
     ///
     /// # Errors
     /// The first contradiction, in words.
@@ -146,16 +148,21 @@ impl Leases {
                 }
             }
         }
-        let (mut dedicated, mut fixed) = (CpuSet::new(), CpuSet::new());
-        for lease in &self.leases {
+        // Once over all: who has a CPU exclusively, and then whether anybody else may be there.
+        let mut owned = CpuSet::new();
+        for lease in self.leases.iter().filter(|lease| lease.plan().is_some()) {
             let cpus = lease.cpus();
-            let others = if lease.plan().is_some() { dedicated.union(&fixed) } else { dedicated.clone() };
-            if !cpus.is_disjoint(&others) {
-                return Err(format!("CPUs {} of \"{}\" have two owners", cpus.intersection(&others), lease.name));
+            if !cpus.is_disjoint(&owned) {
+                return Err(format!("CPUs {} of \"{}\" have two owners", cpus.intersection(&owned), lease.name));
             }
-            match lease.holds {
-                Holds::Dedicated(_) => dedicated = dedicated.union(&cpus),
-                Holds::Static(_) => fixed = fixed.union(&cpus),
+            owned = owned.union(&cpus);
+        }
+        for lease in &self.leases {
+            let reach = lease.plan().map_or_else(|| lease.cpus(), Plan::allowed);
+            let foreign = lease.plan().map_or_else(|| owned.clone(), |plan| owned.difference(&plan.exclusive()));
+            if !reach.is_disjoint(&foreign) {
+                let cpus = reach.intersection(&foreign);
+                return Err(format!("\"{}\" may run on CPUs {cpus}, which another domain owns", lease.name));
             }
         }
         Ok(())
@@ -246,6 +253,8 @@ struct LeaseV1 {
     cpus: Option<String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     vcpus: Vec<u16>,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    whole: bool,
     #[serde(default, skip_serializing_if = "String::is_empty")]
     parked: String,
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -284,6 +293,7 @@ impl From<&Lease> for LeaseV1 {
             kind: KindV1::Static,
             cpus: None,
             vcpus: Vec::new(),
+            whole: false,
             parked: String::new(),
             extra: String::new(),
             emulator: String::new(),
@@ -302,6 +312,7 @@ impl From<&Lease> for LeaseV1 {
             Holds::Dedicated(plan) => {
                 file.kind = KindV1::Dedicated;
                 file.vcpus = plan.vcpus.iter().map(|cpu| cpu.0).collect();
+                file.whole = plan.whole;
                 file.parked = plan.parked.to_string();
                 file.extra = plan.extra.to_string();
                 file.emulator = plan.emulator.to_string();
@@ -329,6 +340,7 @@ impl TryFrom<LeaseV1> for Lease {
             (KindV1::Dedicated, None) => {
                 let plan = Plan {
                     vcpus: file.vcpus.into_iter().map(CpuId).collect(),
+                    whole: file.whole,
                     parked: set(&file.parked)?,
                     extra: set(&file.extra)?,
                     emulator: set(&file.emulator)?,
@@ -399,6 +411,7 @@ mod tests {
     fn dedicated(vcpus: &[u16]) -> Holds {
         Holds::Dedicated(Plan {
             vcpus: vcpus.iter().copied().map(CpuId).collect(),
+            whole: true,
             parked: set("30"),
             extra: set(""),
             emulator: set("0"),
@@ -418,8 +431,8 @@ mod tests {
         let text = leases.to_json().unwrap();
         assert_eq!(Leases::from_json(&text), Ok(leases.clone()));
         assert_eq!(leases.taken_from(Some(uuid(2))), set("2,9-10,30"));
-        assert_eq!(leases.dedicated_owner_of(&set("9-10"), uuid(2)).map(|lease| lease.uuid), Some(uuid(1)));
-        assert!(leases.dedicated_owner_of(&set("9-10"), uuid(1)).is_none());
+        assert_eq!(leases.dedicated_owner_of(&set("9-10"), Some(uuid(2))).map(|lease| lease.uuid), Some(uuid(1)));
+        assert!(leases.dedicated_owner_of(&set("9-10"), Some(uuid(1))).is_none());
     }
 
     #[test]
@@ -427,7 +440,7 @@ mod tests {
         let mut leases = Leases::default();
         leases.put(lease(1, dedicated(&[2, 3])));
         leases.put(lease(2, Holds::Static(set("3-4"))));
-        assert_eq!(leases.check(), Err("CPUs 3 of \"a\"\u{1b}b\" have two owners".to_owned()));
+        assert_eq!(leases.check(), Err("\"a\"\u{1b}b\" may run on CPUs 3, which another domain owns".to_owned()));
         assert_eq!(Leases::from_json(&leases.to_json().unwrap()).unwrap_err().code, Code::StateCorrupt);
     }
 

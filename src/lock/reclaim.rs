@@ -33,16 +33,17 @@ pub fn reclaim(root: &Root, leases: &mut Leases) -> Result<Vec<(Lease, &'static 
 }
 
 fn void_reason(root: &Root, lease: &Lease, now: u64) -> Result<Option<&'static str>> {
-    if lease.state == State::Provisional {
-        return Ok((now > lease.since + PROVISIONAL_SECS).then_some("no start followed the migration or restore"));
-    }
     if let Some(qemu) = lease.qemu {
         return Ok((!is_alive(root, qemu)?).then_some("its QEMU has ended"));
     }
-    // Reserved: QEMU may be on its way. Its daemon reports the end, unless the daemon has died itself.
-    if qemu::living_pid(root, &lease.name).is_some() {
+    if qemu::living_pid(root, &lease.name)?.is_some() {
         return Ok(None);
     }
+    if lease.state == State::Provisional {
+        let expired = now > lease.since.saturating_add(PROVISIONAL_SECS);
+        return Ok(expired.then_some("no start followed the migration or restore"));
+    }
+    // Reserved: QEMU may be on its way. Its daemon reports the end, unless the daemon has died itself.
     match lease.daemon {
         Some(daemon) if !is_alive(root, daemon)? => Ok(Some("the libvirt daemon that was starting it has ended")),
         _ => Ok(None),

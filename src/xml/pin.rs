@@ -217,6 +217,7 @@ mod tests {
         let housekeeping: CpuSet = [CpuId(0), CpuId(1)].into_iter().collect();
         Plan {
             vcpus: vcpus.iter().copied().map(CpuId).collect(),
+            whole: true,
             parked: CpuSet::new(),
             extra: CpuSet::new(),
             emulator: housekeeping.clone(),

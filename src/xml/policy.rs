@@ -3,8 +3,10 @@
 use super::{Domain, is, string};
 use crate::error::{Code, Error, Result};
 
-/// The namespace of our elements. A new meaning gets a new namespace.
+/// The namespace of our elements. A new meaning gets a new number.
 const NAMESPACE: &str = "urn:virt-pin:domain:1";
+/// What all our namespaces begin with: a policy for a later version must not pass for none.
+const FAMILY: &str = "urn:virt-pin:";
 
 /// The attributes of `<cpu>` in our namespace directly in the root's `<metadata>`, in document order; `None` where there
 /// is no such element.
@@ -17,7 +19,14 @@ pub(super) fn attributes(domain: &Domain<'_>) -> Result<Option<Vec<(String, Stri
     let mut found = None;
     let metadata = domain.root().children().filter(|child| is(*child, "metadata"));
     for (index, metadata) in metadata.enumerate() {
-        for element in metadata.children().filter(|child| child.tag_name().namespace() == Some(NAMESPACE)) {
+        for element in metadata.children() {
+            let namespace = element.tag_name().namespace().unwrap_or_default();
+            if !namespace.starts_with(FAMILY) {
+                continue;
+            }
+            if namespace != NAMESPACE {
+                return refuse(format!("the policy is in namespace {namespace}; this version knows {NAMESPACE}"));
+            }
             let name = element.tag_name().name();
             if name != "cpu" {
                 return refuse(format!("<metadata> has an unknown element <{name}> in namespace {NAMESPACE}"));
@@ -67,7 +76,6 @@ mod tests {
             assert_eq!(read(text).unwrap(), None, "{text}");
         }
         assert_eq!(read("<metadata><x:a xmlns:x='u'><pin:cpu/></x:a></metadata>").unwrap(), None);
-        assert_eq!(read("<metadata><x:cpu xmlns:x='urn:virt-pin:domain:2'/></metadata>").unwrap(), None);
     }
 
     #[test]
@@ -75,6 +83,7 @@ mod tests {
         for (text, part) in [
             ("<metadata><pin:cpu/><pin:cpu/></metadata>", "two policy"),
             ("<metadata/><metadata><pin:cpu/></metadata>", "second <metadata>"),
+            ("<metadata><x:cpu xmlns:x='urn:virt-pin:domain:2'/></metadata>", "namespace urn:virt-pin:domain:2"),
             ("<metadata><pin:cpus/></metadata>", "unknown element <cpus>"),
             ("<metadata><pin:cpu><a/></pin:cpu></metadata>", "content"),
             ("<metadata><pin:cpu>dedicated</pin:cpu></metadata>", "content"),

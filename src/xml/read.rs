@@ -126,6 +126,12 @@ pub struct Pins {
 }
 
 impl Pins {
+    /// Every CPU that is named.
+    pub fn all(&self) -> CpuSet {
+        let threads = self.vcpus.values().chain(&self.emulator).chain(self.iothreads.values());
+        threads.fold(CpuSet::new(), |all, cpus| all.union(cpus))
+    }
+
     /// Whether nothing is pinned.
     pub fn is_empty(&self) -> bool {
         self.vcpus.is_empty() && self.emulator.is_none() && self.iothreads.is_empty()
@@ -192,6 +198,11 @@ pub fn default_cpuset(domain: &Domain<'_>) -> Result<Option<CpuSet>> {
 /// [`Code::DomainInvalid`](crate::error::Code::DomainInvalid): a part that is missing, no number, 0 or beyond 65535.
 pub fn topology(domain: &Domain<'_>) -> Result<Option<GuestTopology>> {
     super::topology::of(domain)
+}
+
+/// Whether the document binds the guest's memory to host nodes itself (`<numatune>`).
+pub fn binds_memory(domain: &Domain<'_>) -> bool {
+    domain.first(&["numatune", "memory"]).is_some() || domain.first(&["numatune", "memnode"]).is_some()
 }
 
 /// The cgroup partition (`<resource><partition>`) the domain is placed in.
