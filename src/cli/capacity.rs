@@ -9,7 +9,6 @@ use crate::alloc::pools::{Pools, pools};
 use crate::cpuset::CpuSet;
 use crate::decision::Situation;
 use crate::error::Result;
-use crate::lock;
 
 #[derive(Serialize)]
 struct View {
@@ -36,7 +35,7 @@ struct NodeView {
 pub(super) fn capacity(context: &Context) -> Result<String> {
     let settings = context.settings()?;
     let situation = Situation::read(&context.root, &settings, None)?;
-    let taken = situation.taken(&lock::read(&context.root)?, None);
+    let taken = situation.taken(&context.leases()?, None);
     let supply = Supply { topology: &situation.topology, pinnable: &situation.pinnable, taken: &taken };
     let pools = pools(&supply);
     if context.json {

@@ -141,13 +141,8 @@ impl Event<'_> {
         let mut leases = state.load()?;
         let void = reclaim(self.root, &mut leases)?;
         self.refuse_beside_living(&leases)?;
-        if let Some(owner) = leases.dedicated_owner_of(&cpus, self.uuid) {
-            let both = owner.cpus().intersection(&cpus);
-            return Err(Error::new(
-                Code::StaticConflict,
-                format!("its XML pins vCPUs to CPUs {cpus}, but {both} are leased to domain \"{}\"", owner.name),
-            )
-            .in_domain(&self.identity.name));
+        if let Some(owner) = leases.dedicated_owner_of(&cpus, Some(self.uuid)) {
+            return Err(decision::static_conflict(&cpus, owner).in_domain(&self.identity.name));
         }
         // A migration or restore only asks; the lease comes with prepare.
         if self.operation == Operation::Prepare {

@@ -130,8 +130,9 @@ impl Leases {
     }
 
     /// Another domain's dedicated lease with any of these CPUs.
-    pub fn dedicated_owner_of(&self, cpus: &CpuSet, except: DomainUuid) -> Option<&Lease> {
-        self.iter().find(|lease| lease.uuid != except && lease.plan().is_some() && !lease.cpus().is_disjoint(cpus))
+    pub fn dedicated_owner_of(&self, cpus: &CpuSet, except: Option<DomainUuid>) -> Option<&Lease> {
+        self.iter()
+            .find(|lease| Some(lease.uuid) != except && lease.plan().is_some() && !lease.cpus().is_disjoint(cpus))
     }
 
     /// What must hold: one lease a domain, and no CPU of a dedicated lease in any other.
@@ -418,8 +419,8 @@ mod tests {
         let text = leases.to_json().unwrap();
         assert_eq!(Leases::from_json(&text), Ok(leases.clone()));
         assert_eq!(leases.taken_from(Some(uuid(2))), set("2,9-10,30"));
-        assert_eq!(leases.dedicated_owner_of(&set("9-10"), uuid(2)).map(|lease| lease.uuid), Some(uuid(1)));
-        assert!(leases.dedicated_owner_of(&set("9-10"), uuid(1)).is_none());
+        assert_eq!(leases.dedicated_owner_of(&set("9-10"), Some(uuid(2))).map(|lease| lease.uuid), Some(uuid(1)));
+        assert!(leases.dedicated_owner_of(&set("9-10"), Some(uuid(1))).is_none());
     }
 
     #[test]
