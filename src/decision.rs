@@ -260,6 +260,15 @@ fn agree(wish: &Dedicated, plan: &Plan) -> Result<()> {
     Ok(())
 }
 
+/// Why a domain that is pinned to `cpus` by hand is refused beside `owner`.
+pub fn static_conflict(cpus: &CpuSet, owner: &Lease) -> Error {
+    let both = owner.cpus().intersection(cpus);
+    Error::new(
+        Code::StaticConflict,
+        format!("its XML pins vCPUs to CPUs {cpus}, but {both} are leased to domain \"{}\"", owner.name),
+    )
+}
+
 /// Who holds CPUs, for the hint of a refusal: `"a" 2-3, "b" 4-5`.
 pub fn holders(leases: &Leases, except: Option<DomainUuid>) -> Option<String> {
     const SHOWN: usize = 8;

@@ -8,7 +8,6 @@ use crate::alloc::pools::{Pools, pools};
 use crate::cpuset::CpuSet;
 use crate::decision::Situation;
 use crate::error::Result;
-use crate::lock;
 
 #[derive(Serialize)]
 struct View {
@@ -34,7 +33,7 @@ struct NodeView {
 
 pub(super) fn capacity(context: &Context) -> Result<String> {
     let settings = context.settings()?;
-    let situation = Situation::read(&context.root, &settings, None)?.beside(&lock::read(&context.root)?, None);
+    let situation = Situation::read(&context.root, &settings, None)?.beside(&context.leases()?, None);
     let pools = pools(&situation.supply());
     if context.json {
         return to_json(&view(&pools, &settings.pinnable, &situation.out_of_reach));

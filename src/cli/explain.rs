@@ -7,7 +7,6 @@ use crate::alloc::plan::Plan;
 use crate::cpuset::CpuId;
 use crate::decision::{self, Situation, Wish};
 use crate::error::{Error, Result, counted, printable};
-use crate::lock;
 use crate::xml::{Domain, read};
 
 #[derive(Serialize)]
@@ -63,20 +62,19 @@ pub(super) fn explain(context: &Context, what: &str) -> Result<Answer> {
     let wish = match decision::wish(&context.root, &domain, &identity, &|| context.settings()).map_err(about)? {
         Wish::Dedicated(wish) => wish,
         Wish::Static(cpus) => {
-            let leases = lock::read(&context.root)?;
+            let leases = context.leases()?;
             steps.push(format!(
                 "no policy, but its XML pins it to CPUs {cpus}: respected as a static lease while it runs"
             ));
             let owner = leases.dedicated_owner_of(&cpus, identity.uuid);
-            if let Some(owner) = owner {
-                steps.push(format!(
-                    "its start would be refused: CPUs {} are leased to \"{}\"",
-                    owner.cpus(),
-                    printable(&owner.name)
-                ));
+            let refusal = owner.map(|owner| decision::static_conflict(&cpus, owner));
+            if let Some(error) = &refusal {
+                steps.push(format!("refused: {}: {}", error.code, error.message));
             }
-            let answer = if context.json { view("static", &steps, None, None)? } else { render(name, &steps, None) };
-            return Ok(answer.into());
+            let refusal = refusal.map(about);
+            let text =
+                if context.json { view("static", &steps, None, refusal.as_ref())? } else { render(name, &steps, None) };
+            return Ok(Answer { text, failed: refusal });
         }
         Wish::Shared => {
             steps.push("no policy asks for dedicated CPUs: it gets no lease".to_owned());
@@ -89,7 +87,7 @@ pub(super) fn explain(context: &Context, what: &str) -> Result<Answer> {
     if !situation.out_of_reach.is_empty() {
         steps.push(format!("pinnable, but out of reach of the VMs' cgroup: {}", situation.out_of_reach));
     }
-    let leases = lock::read(&context.root)?;
+    let leases = context.leases()?;
     let existing = identity.uuid.and_then(|uuid| leases.get(uuid)).and_then(|lease| lease.plan());
     let situation = situation.beside(&leases, identity.uuid);
     let result = situation.plan(&wish, existing, false, &mut |step| steps.push(step.to_string()));

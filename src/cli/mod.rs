@@ -28,6 +28,9 @@ use crate::cpuset::CpuSet;
 use crate::error::{Code, Error, Result};
 use crate::host::description;
 use crate::host::root::Root;
+use crate::lock;
+use crate::lock::leases::Leases;
+use crate::lock::reclaim::reclaim;
 
 /// CPUs of their own for libvirt/QEMU virtual machines.
 #[derive(Debug, Parser)]
@@ -120,6 +123,15 @@ impl Context {
         }
         Ok(settings)
     }
+
+    /// The leases that the next event would find: without those that are void by now. The file is left as it is.
+    fn leases(&self) -> Result<Leases> {
+        let mut leases = lock::read(&self.root)?;
+        if leases.iter().next().is_some() {
+            reclaim(&self.root, &mut leases)?;
+        }
+        Ok(leases)
+    }
 }
 
 /// What a verb answers: text for stdout, and for those that answer *and* fail (`explain` of a refusal, `check`) the error
@@ -142,7 +154,16 @@ pub fn main() -> ExitCode {
         Err(error) => {
             // clap prints help and versions to stdout, mistakes to stderr.
             let _ = error.print();
-            return if error.use_stderr() { ExitCode::from(Code::Usage.exit()) } else { ExitCode::SUCCESS };
+            if !error.use_stderr() {
+                return ExitCode::SUCCESS;
+            }
+            if std::env::args_os().any(|argument| argument == "--json") {
+                let text = error.to_string();
+                let first = text.lines().next().unwrap_or_default();
+                let error = Error::new(Code::Usage, first.trim_start_matches("error: "));
+                let _ = io::stdout().write_all((error_json(&error) + "\n").as_bytes());
+            }
+            return ExitCode::from(Code::Usage.exit());
         }
     };
     let json = arguments.json;

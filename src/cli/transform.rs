@@ -3,7 +3,6 @@
 use super::{Context, subject};
 use crate::decision::{self, Situation, Wish};
 use crate::error::{Error, Result};
-use crate::lock;
 use crate::xml::pin::{self, Scope};
 use crate::xml::{Domain, read};
 
@@ -18,7 +17,7 @@ pub(super) fn transform(context: &Context, file: &str) -> Result<String> {
         return Ok(text);
     };
     let situation = Situation::read(&context.root, &wish.settings, read::partition(&domain).as_deref())?;
-    let leases = lock::read(&context.root)?;
+    let leases = context.leases()?;
     let existing = identity.uuid.and_then(|uuid| leases.get(uuid)).and_then(|lease| lease.plan());
     let plan = situation
         .beside(&leases, identity.uuid)

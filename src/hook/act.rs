@@ -161,12 +161,7 @@ impl Event<'_> {
         let mut leases = state.load()?;
         let void = reclaim(self.root, &mut leases)?;
         if let Some(owner) = leases.dedicated_owner_of(&cpus, Some(self.uuid)) {
-            let both = owner.cpus().intersection(&cpus);
-            let owner = &owner.name;
-            return Err(self.named(Error::new(
-                Code::StaticConflict,
-                format!("its XML pins it to CPUs {cpus}, but {both} are leased to domain \"{owner}\""),
-            )));
+            return Err(self.named(decision::static_conflict(&cpus, owner)));
         }
         // A migration or restore only asks; the lease comes with prepare.
         if self.operation == Operation::Prepare {

@@ -1,0 +1,597 @@
+//! The built command, on machines in temporary directories and on described ones: what it prints for people and for
+//! programs, and its exit status.
+#![allow(
+    clippy::tests_outside_test_module,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::print_stderr,
+    clippy::cast_possible_truncation,
+    reason = "integration tests"
+)]
+
+mod machine;
+
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
+
+use machine::{Machine, Run, Shape, Vm, pins, topology};
+use serde_json::{Value, json};
+use virt_pin::error::Code;
+
+/// CPUs 2 and 10 are `vm1`'s; `vm7` is pinned to CPU 6 by hand; `db` and `big` are defined.
+fn machine() -> Machine {
+    let machine = Machine::new("2-7,10-15");
+    machine.prepare(&Vm::new(1, 2));
+    machine.event(&Vm::new(7, 1).without_policy().pinned(&[6]), "prepare begin").silent();
+    let db = Vm::new(2, 3).with("threads-per-core='1' emulator='isolate'").named("db");
+    for vm in [db, Vm::new(3, 12).named("big")] {
+        machine.put(&format!("/etc/libvirt/qemu/{}.xml", vm.name), &Vm { id: None, ..vm }.xml());
+    }
+    machine
+}
+
+/// The keys of an object, sorted.
+fn keys(value: &Value) -> Vec<&str> {
+    value.as_object().unwrap().keys().map(String::as_str).collect()
+}
+
+/// The error in JSON on stdout, and the same one as text on stderr.
+#[track_caller]
+fn json_error(run: &Run, code: Code) -> Value {
+    assert_eq!(run.code, Some(code.exit().into()), "{run:?}");
+    let error = serde_json::from_str::<Value>(&run.stdout).unwrap()["error"].clone();
+    assert_eq!(keys(&error), ["causes", "code", "hint", "message"]);
+    assert_eq!(error["code"], code.name());
+    error
+}
+
+#[test]
+fn list() {
+    let machine = machine();
+    assert_eq!(
+        machine.cli(&["list"]).printed(),
+        " Name   State      Kind        vCPUs   Node   Parked   Emulator   CPUs
+-----------------------------------------------------------------------
+ vm1    reserved   dedicated   2       0      -        0-1,8-9    2,10
+ vm7    reserved   static      -       -      -        -          6
+"
+    );
+    let list = machine.json(&["list"]);
+    assert_eq!(list["leases"].as_array().unwrap().len(), 2);
+    assert_eq!(
+        list["leases"][0],
+        json!({
+            "name": "vm1", "uuid": "00000000-0000-0000-0000-000000000001", "state": "reserved", "kind": "dedicated",
+            "cpus": "2,10", "vcpus": [2, 10], "parked": "", "emulator": "0-1,8-9", "iothreads": "0-1,8-9", "nodes": "0",
+            "pid": null,
+        })
+    );
+    let empty = Machine::new("2");
+    let titles = " Name   State   Kind   vCPUs   Node   Parked   Emulator   CPUs\n";
+    assert_eq!(empty.cli(&["list"]).printed(), format!("{titles}{}\n", "-".repeat(titles.len())));
+    assert_eq!(empty.cli(&["--json", "list"]).printed(), "{\"leases\":[]}\n");
+}
+
+#[test]
+fn lease() {
+    let machine = machine();
+    let vm = Vm::new(1, 2);
+    machine.qemu(&vm, 700, &[2, 10], "0-1,8-9");
+    machine.event(&vm, "started begin").silent();
+    let text = "Name:           vm1
+UUID:           00000000-0000-0000-0000-000000000001
+State:          running
+Kind:           dedicated
+CPUs held:      2,10
+vCPU 0:         CPU 2
+vCPU 1:         CPU 10
+Parked:         -
+Emulator:       0-1,8-9
+I/O threads:    0-1,8-9
+Nodes:          0
+Guest sees:     1 core of 2 threads
+QEMU pid:       700
+";
+    for domain in ["vm1", &vm.uuid, &vm.uuid.replace('-', "")] {
+        assert_eq!(machine.cli(&["lease", domain]).printed(), text);
+    }
+    let view = machine.json(&["lease", "vm1"]);
+    assert_eq!((&view["pid"], &view["state"]), (&json!(700), &json!("running")));
+    assert_eq!(
+        machine.cli(&["lease", "vm7"]).printed(),
+        "Name:           vm7
+UUID:           00000000-0000-0000-0000-000000000007
+State:          reserved
+Kind:           static
+CPUs held:      6
+"
+    );
+    for unknown in ["vm", "", "00000000-0000-0000-0000-000000000099"] {
+        let said = machine.cli(&["lease", unknown]).refused(Code::DomainUnknown);
+        assert_eq!(said, format!("no lease for a domain \"{unknown}\""));
+        let run = machine.cli(&["--json", "lease", unknown]);
+        assert_eq!(json_error(&run, Code::DomainUnknown)["message"], said);
+    }
+}
+
+#[test]
+fn capacity() {
+    let machine = machine();
+    assert_eq!(
+        machine.cli(&["capacity"]).printed(),
+        " Pinnable      2-7,10-15   (may be handed out)
+ Housekeeping  0-1,8-9   (the host, and emulator threads)
+ Leased        2,6,10
+ Free          3-5,7,11-15
+ Withheld      14   (free, but no whole core: for cores=\"thread\" only)
+
+ Node   Whole cores free   Threads free
+----------------------------------------
+ 0      1 of 2             2 of 4
+ 1      3 of 4             7 of 8
+"
+    );
+    let view = machine.json(&["capacity"]);
+    let nodes = &view["nodes"];
+    assert_eq!(
+        (&nodes[0]["free_cores"], &nodes[1]["free_threads"], &view["withheld"]),
+        (&json!(1), &json!(7), &json!("14"))
+    );
+    machine.put("/sys/devices/system/cpu/online", "0-9,11-15\n");
+    let view = machine.json(&["--pinnable", "2-3,9-11,40", "capacity"]);
+    assert_eq!((&view["missing"], &view["pinnable"]), (&json!("10,40"), &json!("2-3,9-11,40")));
+    let nothing = Machine::new("").cli(&["capacity"]).printed();
+    assert!(nothing.starts_with(" Pinnable      none   (may be handed out)\n Housekeeping  0-15"), "{nothing}");
+}
+
+#[test]
+fn topology_of_the_machine() {
+    let machine = machine();
+    let text = machine.cli(&["topology"]).printed();
+    assert!(text.contains(" 1         -     1      4     7      -       7,15\n"), "{text}");
+    assert!(text.contains(" 1      64.0 GiB   57.2 GiB    -                 4-7,12-15\n"), "{text}");
+    let view = machine.json(&["topology"]);
+    assert_eq!((keys(&view), view["cpus"].as_array().unwrap().len()), (vec!["cpus", "losses", "nodes"], 16));
+    fs::remove_dir_all(machine.path("/sys")).unwrap();
+    let said = machine.cli(&["topology"]).refused(Code::TopologyUnreadable);
+    assert!(said.contains("/sys/devices/system/cpu"), "{said}");
+    json_error(&machine.cli(&["--json", "topology"]), Code::TopologyUnreadable);
+}
+
+#[test]
+fn explain_says_every_step() {
+    let machine = machine();
+    assert_eq!(
+        machine.cli(&["explain", "db"]).printed(),
+        "Domain \"db\"
+ 1. dedicated by the domain's XML: 3 vCPUs on whole cores, 1 on each
+ 2. pinnable and online: 2-7,10-15
+ 3. held by leases: 2,6,10
+ 4. withheld, as their core is not whole: 14
+ 5. needed: 3 vCPUs and 1 extra; free: 4 whole cores
+ 6. chosen: fewest nodes, then fewest last-level caches, then the rest most useful to others: vCPUs 3,4,5
+It would get:
+  vCPU 0         CPU 3
+  vCPU 1         CPU 4
+  vCPU 2         CPU 5
+  parked         11-13
+  emulator       7,15
+  I/O threads    0-1,8-9
+  nodes          0-1
+  guest sees     3 cores of 1 thread
+"
+    );
+    let view = machine.json(&["explain", "db"]);
+    assert_eq!(keys(&view), ["domain", "plan", "steps", "uuid", "wish"]);
+    assert_eq!(
+        view["plan"],
+        json!({
+            "vcpus": [3, 4, 5], "parked": "11-13", "extra": "7,15", "emulator": "7,15", "iothreads": "0-1,8-9",
+            "nodes": [0, 1], "topology": [1, 1, 3, 1],
+        })
+    );
+    // By UUID, by file, from stdin: the same.
+    let file = machine.path("/etc/libvirt/qemu/db.xml");
+    for subject in ["00000000-0000-0000-0000-000000000002", file.to_str().unwrap()] {
+        assert_eq!(machine.json(&["explain", subject]), view);
+    }
+    let from_stdin = machine.cli_with(&["--json", "explain", "-"], fs::read(&file).unwrap()).printed();
+    assert_eq!(serde_json::from_str::<Value>(&from_stdin).unwrap(), view);
+    // It is what a start gives.
+    let started = machine.prepare(&Vm::new(2, 3).with("threads-per-core='1' emulator='isolate'").named("db"));
+    assert_eq!((pins(&started), topology(&started)), (vec![3, 4, 5], Some([1, 1, 3, 1])));
+    let again = machine.json(&["explain", "db"]);
+    assert_eq!(
+        (&again["plan"], &again["steps"][1]),
+        (&view["plan"], &json!("the domain holds a lease that answers the request"))
+    );
+}
+
+#[test]
+fn explain_of_a_refusal_is_an_answer_and_a_failure() {
+    let machine = machine();
+    let run = machine.cli(&["explain", "big"]);
+    assert_eq!(run.code, Some(20));
+    let sentence = run.complaint(Code::Shortage);
+    assert_eq!(sentence, "domain \"big\": needs 6 whole cores (12 vCPUs, 2 on each), 4 of the 6 pinnable are free");
+    assert!(run.stdout.starts_with("Domain \"big\"\n 1. dedicated by the domain's XML: 12 vCPUs on whole cores\n"));
+    assert!(run.stdout.ends_with(" 6. refused: cpu.placement.shortage: needs 6 whole cores (12 vCPUs, 2 on each), 4 of the 6 pinnable are free\n"), "{}", run.stdout);
+    assert!(run.stderr.contains("  hint: held by \"vm1\" 2,10, \"vm7\" 6; "), "{}", run.stderr);
+    let view = machine.json(&["explain", "big"]);
+    assert_eq!(view["refused"], json!({"code": "cpu.placement.shortage", "message": sentence}));
+    // The hook says the same.
+    assert_eq!(machine.event(&Vm::new(3, 12).named("big"), "prepare begin").refused(Code::Shortage), sentence);
+}
+
+#[test]
+fn explain_of_domains_without_a_policy() {
+    let machine = machine();
+    let shared = machine.cli_with(&["explain", "-"], Vm::new(5, 1).without_policy().xml()).printed();
+    assert_eq!(shared, "Domain \"vm5\"\n 1. no policy asks for dedicated CPUs: it gets no lease\n");
+    let by_hand = machine.cli_with(&["explain", "-"], Vm::new(5, 1).without_policy().pinned(&[3]).xml()).printed();
+    assert_eq!(
+        by_hand,
+        "Domain \"vm5\"\n 1. no policy, but its XML pins it to CPUs 3: respected as a static lease while it runs\n"
+    );
+    // Pins on somebody's CPUs are refused here as at the start.
+    let vm = Vm::new(5, 1).without_policy().pinned(&[10]);
+    let sentence = machine.event(&vm, "prepare begin").refused(Code::StaticConflict);
+    let run = machine.cli_with(&["explain", "-"], vm.xml());
+    assert_eq!((run.code, run.complaint(Code::StaticConflict)), (Some(24), sentence.clone()));
+    assert!(
+        run.stdout.ends_with(
+            " 2. refused: cpu.static.conflict: its XML pins vCPUs to CPUs 10, but 10 are leased to domain \"vm1\"\n"
+        ),
+        "{}",
+        run.stdout
+    );
+    let run = machine.cli_with(&["--json", "explain", "-"], vm.xml());
+    let view: Value = serde_json::from_str(&run.stdout).unwrap();
+    assert_eq!((run.code, &view["refused"]), (Some(24), &json!({"code": "cpu.static.conflict", "message": sentence})));
+    // A policy from the configuration is said to be one.
+    machine
+        .config("pinnable_cpus = \"2-7\"\n[[domain]]\nmatch = \"vm5\"\npolicy = \"dedicated\"\ncores = \"thread\"\n");
+    let said = machine.cli_with(&["explain", "-"], Vm::new(5, 1).without_policy().xml()).printed();
+    assert!(said.contains(" 1. dedicated by /etc/virt-pin/virt-pin.toml:2: 1 vCPU on single threads\n"), "{said}");
+}
+
+/// What the next event would find gone counts for nothing.
+#[test]
+fn void_leases_do_not_stand_in_the_way() {
+    let machine = Machine::new("2,10");
+    let (first, second) = (Vm::new(1, 2), Vm { id: None, ..Vm::new(2, 2) });
+    machine.prepare(&first);
+    machine.qemu(&first, 700, &[2, 10], "0-1,3-9,11-15");
+    machine.event(&first, "started begin").silent();
+    assert_eq!(machine.cli_with(&["explain", "-"], second.xml()).code, Some(20));
+    machine.gone(700);
+    let before = machine.everything();
+    assert_eq!(machine.json(&["capacity"])["free"], "2,10");
+    assert_eq!(pins(&machine.cli_with(&["transform"], second.xml()).printed()), [2, 10]);
+    let explained = machine.cli_with(&["explain", "-"], second.xml()).printed();
+    assert!(explained.contains("  vCPU 1         CPU 10\n"), "{explained}");
+    let check = machine.cli(&["check"]).stdout;
+    assert!(check.contains("\"vm1\": its QEMU has ended (ended at the next event of any"), "{check}");
+    assert!(machine.everything() == before, "looking changes nothing");
+    assert_eq!(pins(&machine.prepare(&second)), [2, 10]);
+}
+
+#[test]
+fn transform_rewrites_and_nothing_else() {
+    let machine = machine();
+    let db = machine.read("/etc/libvirt/qemu/db.xml");
+    let file = machine.path("/etc/libvirt/qemu/db.xml");
+    let before = machine.everything();
+    let xml = machine.cli(&["transform", file.to_str().unwrap()]).printed();
+    assert_eq!((pins(&xml), topology(&xml)), (vec![3, 4, 5], Some([1, 1, 3, 1])));
+    for args in [&["transform"][..], &["transform", "-"], &["--json", "transform"]] {
+        assert_eq!(machine.cli_with(args, &db).printed(), xml);
+    }
+    assert_eq!(machine.cli_with(&["transform"], &xml).printed(), xml, "a second time changes nothing");
+    // Nobody's business: out as it came in, to the byte.
+    let odd = "\u{feff}<domain>\r\n<name>x</name>\t<!-- --> <vcpu >1</vcpu ></domain>\n\n";
+    assert_eq!(machine.cli_with(&["transform"], odd).printed(), odd);
+    let crlf = db.replace('\n', "\r\n");
+    let out = machine.cli_with(&["transform"], &crlf).printed();
+    assert!(out.contains("\r\n  <cputune>\r\n") && !out.replace("\r\n", "").contains('\n'), "{out:?}");
+    // A file that was never defined has no UUID.
+    let new = db.replace("  <uuid>00000000-0000-0000-0000-000000000002</uuid>\n", "");
+    assert_eq!(pins(&machine.cli_with(&["transform"], &new).printed()), [3, 4, 5]);
+    for (text, code) in [
+        ("", Code::DomainInvalid),
+        ("<network/>", Code::DomainInvalid),
+        ("<!DOCTYPE a []><domain/>", Code::DomainInvalid),
+        (db.replace("isolate", "isolated").as_str(), Code::PolicyInvalid),
+        (db.replace(">3<", ">13<").as_str(), Code::Unsatisfiable),
+    ] {
+        let said = machine.cli_with(&["transform"], text).refused(code);
+        assert_eq!(json_error(&machine.cli_with(&["--json", "transform"], text), code)["message"], said);
+    }
+    let said = machine.cli(&["transform", "/nowhere/at/all"]).refused(Code::DomainUnknown);
+    assert_eq!(said, "cannot read /nowhere/at/all: No such file or directory (os error 2)");
+    machine.cli(&["transform", machine.root().to_str().unwrap()]).refused(Code::DomainInvalid);
+    machine.cli_with(&["transform"], b"<domain>\xff</domain>").refused(Code::DomainInvalid);
+    let long = vec![b' '; (16 << 20) + 2];
+    machine.cli_with(&["transform"], &long).refused(Code::DomainInvalid);
+    assert!(machine.everything() == before);
+}
+
+#[test]
+fn a_description_describes_itself() {
+    let hosts = fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hosts")).unwrap();
+    let hosts = hosts.map(|entry| entry.unwrap().path()).filter(|path| path.extension() == Some(OsStr::new("host")));
+    let machine = machine();
+    let mut count = 0;
+    for host in hosts {
+        let host = host.to_str().unwrap();
+        let once = machine.cli(&["--host", host, "gather"]).printed();
+        machine.put("/once", &once);
+        let file = machine.path("/once");
+        let file = file.to_str().unwrap();
+        assert_eq!(machine.cli(&["--host", file, "gather"]).printed(), once, "{host}");
+        let topology = |host| machine.cli(&["--host", host, "--json", "topology"]).printed();
+        assert_eq!(topology(host), topology(file), "{host}");
+        count += 1;
+    }
+    assert!(count > 8);
+    // The machine itself, and what it would give.
+    let described = machine.path("/described");
+    let (path, db) = (described.to_str().unwrap(), machine.read("/etc/libvirt/qemu/db.xml"));
+    let said = machine.cli(&["gather", path]).printed();
+    assert_eq!(said, format!("This machine is described in {path}; look through it before you send it to anybody.\n"));
+    machine.cli(&["gather", path]).refused(Code::HostIo);
+    assert_eq!(machine.cli(&["gather"]).printed(), machine.read("/described"));
+    let there = machine.cli_with(&["--host", path, "--pinnable", "2-7,10-15", "transform"], &db).printed();
+    // Without this machine's leases; its configuration is not that one's either.
+    assert_eq!(pins(&there), [4, 5, 6]);
+    machine.cli_with(&["--host", path, "transform"], &db).refused(Code::Unsatisfiable);
+    assert_eq!(machine.cli(&["--host", path, "list"]).printed().lines().count(), 2);
+    let check = machine.cli(&["--host", path, "--pinnable", "2", "--json", "check"]);
+    assert_eq!(check.code, Some(0), "{check:?}");
+    for verb in [&["install"][..], &["uninstall"], &["sync", "vm1"], &["reconcile"]] {
+        machine.cli(&[&["--host", path], verb].concat()).refused(Code::Usage);
+    }
+}
+
+#[test]
+fn mistakes_in_the_command_line() {
+    let machine = machine();
+    let before = machine.everything();
+    for args in [&["nothing"][..], &["lease"], &["list", "x"], &["--json"], &["list", "--colour"], &["--pinnable"]] {
+        let run = machine.cli(args);
+        assert_eq!((run.code, run.stderr.contains("help")), (Some(2), true), "{run:?}");
+        if args.contains(&"--json") {
+            continue;
+        }
+        assert_eq!(run.stdout, "");
+        let run = machine.cli(&[&["--json"], args].concat());
+        json_error(&run, Code::Usage);
+    }
+    let passwd = machine.path("/passwd");
+    machine.put("/passwd", "root:x:0:0::/:/bin/sh\n");
+    machine.put("/newer", "# virt-pin host description 2\n");
+    machine.put("/twice", "/a\t1\n/a\t2\n");
+    for (args, part) in [
+        (["--pinnable", "x"], "--pinnable \"x\": expected a CPU number"),
+        (["--pinnable", "3-1"], "range runs backwards"),
+        (["--host", "/nowhere/at/all"], "cannot read /nowhere/at/all"),
+        (["--host", passwd.to_str().unwrap()], "line 1: no tab between path and text"),
+        (["--host", machine.path("/newer").to_str().unwrap()], "line 1: format 2 is not one we read"),
+        (["--host", machine.path("/twice").to_str().unwrap()], "line 2: \"/a\" is described twice"),
+        (["--host", env!("CARGO_BIN_EXE_virt-pin")], "cannot read"),
+    ] {
+        let said = machine.cli(&[&args[..], &["capacity"]].concat()).refused(Code::Usage);
+        assert!(said.contains(part), "{said}");
+        let run = machine.cli(&[&args[..], &["--json", "capacity"]].concat());
+        assert_eq!(json_error(&run, Code::Usage)["message"], said);
+    }
+    // Arguments that are not UTF-8.
+    for args in [
+        &[&b"lease"[..], b"\xff"][..],
+        &[b"explain", b"\xff\xfe"],
+        &[b"\xff"],
+        &[b"transform", b"a\xff"],
+        &[b"gather", b"/nowhere/\xff"],
+    ] {
+        let mut command = machine.cli_command(&[]);
+        command.args(args.iter().map(|arg| OsStr::from_bytes(arg)));
+        let run = Run::of(command, b"");
+        let expected = if args[0] == b"gather" { Code::HostIo } else { Code::Usage };
+        assert_eq!(run.code, Some(expected.exit().into()), "{run:?}");
+    }
+    let mut after = machine.everything();
+    for name in ["/passwd", "/newer", "/twice"] {
+        after.remove(&machine.path(name));
+    }
+    assert!(after == before);
+    for args in [&["--help"][..], &["help"], &["help", "explain"], &["--version"]] {
+        assert!(!machine.cli(args).printed().is_empty());
+    }
+    let run = machine.cli(&[]);
+    assert_eq!((run.code, run.stdout.as_str()), (Some(2), ""), "{run:?}");
+}
+
+#[test]
+fn a_reader_that_has_seen_enough() {
+    let machine = Machine::shaped(Shape(8, 64, 2), "8-1000");
+    for args in [&["topology"][..], &["--json", "topology"], &["gather"], &["list"], &["--help"]] {
+        let mut command = machine.cli_command(args);
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        command.stdout(writer);
+        Run::of(command, b"").silent();
+    }
+    let mut command = machine.cli_command(&["topology"]);
+    command.stdout(fs::File::create("/dev/full").unwrap());
+    Run::of(command, b"").refused(Code::HostIo);
+}
+
+#[test]
+fn unknown_domains() {
+    let machine = machine();
+    for subject in [
+        "nobody",
+        "",
+        "../qemu/db",
+        "/etc/libvirt/qemu/nobody.xml",
+        "00000000-0000-0000-0000-000000000099",
+        "a\nb\u{202e}",
+    ] {
+        let run = machine.cli(&["explain", subject]);
+        let said = run.refused(Code::DomainUnknown);
+        assert!(said.starts_with("no domain and no file is named ") && said.ends_with("(looked in /etc/libvirt/qemu)"));
+        assert_eq!(run.stderr.lines().count(), 2, "{}", run.stderr);
+        json_error(&machine.cli(&["--json", "explain", subject]), Code::DomainUnknown);
+    }
+    // Somebody's broken definition is nobody else's trouble.
+    machine.put("/etc/libvirt/qemu/broken.xml", "<domain");
+    machine.cli(&["explain", "00000000-0000-0000-0000-000000000002"]).printed();
+    machine.cli(&["explain", "broken"]).refused(Code::DomainInvalid);
+}
+
+#[test]
+fn state_that_cannot_be_read() {
+    let machine = machine();
+    let db = machine.read("/etc/libvirt/qemu/db.xml");
+    for (text, code) in [("{", Code::StateCorrupt), ("{\"version\":9}", Code::StateNewer)] {
+        machine.put("/run/virt-pin/leases.json", text);
+        for args in [&["list"][..], &["lease", "vm1"], &["capacity"], &["explain", "db"]] {
+            let said = machine.cli(args).refused(code);
+            assert!(said.contains("/run/virt-pin/leases.json "), "{said}");
+            json_error(&machine.cli(&[&["--json"], args].concat()), code);
+        }
+        machine.cli_with(&["transform"], &db).refused(code);
+        let check = machine.cli(&["check"]);
+        assert_eq!(check.code, Some(3));
+        assert!(check.stdout.contains("leases can be read"), "{}", check.stdout);
+        assert_eq!(machine.leases().unwrap(), text);
+    }
+    // A newer file is its version's; a corrupt one is kept beside.
+    machine.cli(&["reconcile"]).refused(Code::StateNewer);
+    machine.put("/run/virt-pin/leases.json", "{");
+    let said = machine.cli(&["reconcile"]).printed();
+    assert!(said.contains("it is kept as ") && said.ends_with("0 leases in all.\n"), "{said}");
+    assert_eq!(machine.read("/run/virt-pin/leases.json.corrupt-1000"), "{");
+    assert_eq!(machine.leased().len(), 0);
+    let held = machine.hold_lock();
+    machine.cli(&["reconcile"]).refused(Code::StateLocked);
+    drop(held);
+}
+
+#[test]
+fn check_finds_what_is_wrong() {
+    let machine = machine();
+    let finding = |machine: &Machine, check: &str| -> (String, String) {
+        let view = machine.json(&["check"]);
+        let checks = view["checks"].as_array().unwrap().clone();
+        let found = checks.iter().find(|found| found["check"].as_str().unwrap().starts_with(check));
+        let found = found.unwrap_or_else(|| panic!("{check} is not in {view}"));
+        (found["result"].as_str().unwrap().to_owned(), found["message"].as_str().unwrap_or_default().to_owned())
+    };
+    #[track_caller]
+    fn is(found: (String, String), result: &str, part: &str) {
+        assert!(found.0 == result && found.1.contains(part), "{found:?}");
+    }
+    let run = machine.cli(&["check"]);
+    assert_eq!((run.code, run.complaint(Code::CheckFailed)), (Some(3), "1 check failed".to_owned()));
+    assert!(run.stdout.lines().all(|line| line.chars().count() <= 80), "{}", run.stdout);
+    is(finding(&machine, "is installed"), "fail", "virt-pin install");
+    is(finding(&machine, "CPUs may be handed out"), "pass", "2-7,10-15");
+
+    // A hook that is ours: all well, as far as a machine without a daemon can be.
+    machine.cli(&["install"]).printed();
+    machine.put("/usr/bin/virt-pin", "");
+    fs::set_permissions(machine.path("/usr/bin/virt-pin"), fs::Permissions::from_mode(0o755)).unwrap();
+    assert_eq!(machine.cli(&["check"]).code, Some(0));
+    is(finding(&machine, "is seen by the daemon"), "warn", "no libvirt daemon runs");
+    let hook = machine.path("/etc/libvirt/hooks/qemu.d/10-virt-pin");
+    fs::set_permissions(&hook, fs::Permissions::from_mode(0o644)).unwrap();
+    is(finding(&machine, "is executable"), "fail", "VMs would be killed");
+    fs::set_permissions(&hook, fs::Permissions::from_mode(0o755)).unwrap();
+    symlink(&hook, machine.path("/etc/libvirt/hooks/qemu")).unwrap();
+    is(finding(&machine, "is installed once"), "warn", "also as /etc/libvirt/hooks/qemu");
+    fs::rename(&hook, machine.path("/elsewhere")).unwrap();
+    symlink(machine.path("/elsewhere"), &hook).unwrap();
+    is(finding(&machine, "is a file of its own"), "warn", "symbolic link");
+
+    // The configuration and the host.
+    for (pinnable, check, part) in [
+        ("", "CPUs may be handed out", "every dedicated VM is refused"),
+        ("2-7,10-15,99", "every pinnable CPU is online", "CPUs 99 are offline or absent"),
+        ("2-3,10", "every pinnable CPU is part of a whole", "CPUs 3 have a sibling"),
+        ("0-15", "there are housekeeping CPUs", "none"),
+    ] {
+        machine.pinnable(pinnable);
+        is(finding(&machine, check), "warn", part);
+    }
+    machine.config("pinnable_cpus = 2\n");
+    is(finding(&machine, "can be understood"), "fail", "/etc/virt-pin/virt-pin.toml:1");
+    machine.pinnable("2-7,10-15");
+    machine.put("/proc/mounts", "cgroup /sys/fs/cgroup/cpuset cgroup rw,cpuset 0 0\n");
+    machine.put("/sys/fs/cgroup/cpuset/cpuset.effective_cpus", "0-5,8-15\n");
+    is(finding(&machine, "every pinnable CPU can be given"), "warn", "CPUs 6-7 are outside");
+    is(finding(&machine, "VMs are confined before"), "pass", "cgroup v1 at /sys/fs/cgroup/cpuset, without machined");
+    machine.put("/proc/mounts", "");
+
+    // The leases against reality.
+    let vm = Vm::new(1, 2);
+    machine.qemu(&vm, 700, &[2, 10], "0-1,8-9");
+    machine.event(&vm, "started begin").silent();
+    is(finding(&machine, "threads of \"vm1\""), "pass", "2,10");
+    machine.thread(700, 702, "CPU 1/KVM", "0-15");
+    is(finding(&machine, "threads of \"vm1\""), "fail", "\"CPU 1/KVM\" (tid 702) may run on CPUs 0-15, not 10");
+    machine.gone(700);
+    is(finding(&machine, "every lease has a living VM"), "warn", "\"vm1\": its QEMU has ended");
+}
+
+#[test]
+fn install_and_uninstall() {
+    let machine = Machine::new("2");
+    let place = machine.path("/etc/libvirt/hooks/qemu.d/10-virt-pin");
+    let hook = fs::read(env!("CARGO_BIN_EXE_virt-pin-hook")).unwrap();
+    let installed = machine.cli(&["install"]).printed();
+    assert!(installed.starts_with(&format!("Installed the hook: {}\n", place.display())), "{installed}");
+    assert_eq!(fs::read(&place).unwrap(), hook);
+    assert_eq!(fs::metadata(&place).unwrap().permissions().mode() & 0o777, 0o755);
+    assert!(machine.cli(&["install"]).printed().starts_with("The hook is installed already: "));
+    // Nothing else lies about: libvirt runs whatever it finds there.
+    assert_eq!(fs::read_dir(place.parent().unwrap()).unwrap().count(), 1);
+    assert_eq!(fs::read_dir(machine.path("/etc/libvirt/hooks")).unwrap().count(), 1);
+    fs::set_permissions(&place, fs::Permissions::from_mode(0o600)).unwrap();
+    assert!(machine.cli(&["install"]).printed().contains("It replaces an earlier one"));
+    assert_eq!(fs::metadata(&place).unwrap().permissions().mode() & 0o777, 0o755);
+    assert!(machine.cli(&["uninstall"]).printed().starts_with("Removed the hook: "));
+    assert!(!place.parent().unwrap().exists());
+    assert_eq!(machine.cli(&["uninstall"]).printed(), "The hook is not installed.\n");
+
+    // Somebody else's scripts stay as they are, in every place.
+    machine.put("/etc/libvirt/hooks/qemu", "#!/bin/sh\nexec dispatcher \"$@\"\n");
+    machine.put("/etc/libvirt/hooks/qemu.d/win11/prepare/begin/start.sh", "#!/bin/sh\n");
+    machine.put("/etc/libvirt/hooks/qemu.d/10-virt-pin", "#!/bin/sh\n");
+    let before = machine.everything();
+    let said = machine.cli(&["install"]).refused(Code::InstallConflict);
+    assert!(said.ends_with("10-virt-pin is somebody else's script; it was left as it is"), "{said}");
+    json_error(&machine.cli(&["--json", "install"]), Code::InstallConflict);
+    assert_eq!(machine.cli(&["uninstall"]).printed(), "The hook is not installed.\n");
+    machine.cli(&["install", "--hook", "/etc/passwd"]).refused(Code::Usage);
+    machine.cli(&["install", "--hook", "/nowhere"]).refused(Code::HostIo);
+    assert!(machine.everything() == before);
+    fs::remove_file(machine.path("/etc/libvirt/hooks/qemu.d/10-virt-pin")).unwrap();
+    machine.cli(&["install", "--hook", env!("CARGO_BIN_EXE_virt-pin-hook")]).printed();
+    machine.cli(&["uninstall"]).printed();
+    assert!(machine.path("/etc/libvirt/hooks/qemu.d/win11/prepare/begin/start.sh").exists());
+}
+
+#[test]
+fn sync_without_a_domain_to_sync() {
+    // Whether or not a libvirt daemon runs here, it has no such domain.
+    let machine = machine();
+    let before = machine.everything();
+    machine.cli(&["sync", "vm1"]).refused(Code::LibvirtFailed);
+    json_error(&machine.cli(&["--json", "sync", "vm1"]), Code::LibvirtFailed);
+    assert!(machine.everything() == before);
+}
