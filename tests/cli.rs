@@ -595,3 +595,45 @@ fn sync_without_a_domain_to_sync() {
     json_error(&machine.cli(&["--json", "sync", "vm1"]), Code::LibvirtFailed);
     assert!(machine.everything() == before);
 }
+
+#[test]
+fn reconcile_rebuilds_what_runs() {
+    let machine = Machine::new("2-7,10-15");
+    let (dedicated, by_hand, shared, lost) =
+        (Vm::new(1, 2), Vm::new(2, 1).without_policy().pinned(&[6]), Vm::new(3, 1).without_policy(), Vm::new(4, 2));
+    machine.qemu(&dedicated, 700, &[3, 11], "0-1,8-9");
+    machine.qemu(&by_hand, 710, &[6], "0-15");
+    machine.qemu(&shared, 720, &[0], "0-15");
+    machine.qemu(&lost, 730, &[4, 12], "0-1,8-9");
+    machine.thread(730, 732, "CPU 1/KVM", "0-15");
+    machine.qemu(&Vm::new(5, 2), 740, &[5, 13], "0-1,8-9");
+    let _alive = [&dedicated, &by_hand, &shared, &lost].map(|vm| machine.alive(vm));
+    machine.put("/run/virt-pin/leases.json", "{\"version\":1,");
+    let said = machine.cli(&["reconcile"]).printed();
+    let lines: Vec<&str> = said.lines().collect();
+    assert!(lines[0].contains("it is kept as ") && lines[0].ends_with("leases.json.corrupt-1000"), "{said}");
+    assert_eq!(
+        lines[1..],
+        [
+            "\"vm1\": lease on CPUs 3,11",
+            "\"vm2\": lease on CPUs 6",
+            "\"vm4\": no lease: vCPU 1 may run on CPUs 0-15, not on one of its own",
+            "2 leases in all.",
+        ]
+    );
+    assert_eq!(machine.vcpus_of(&dedicated), [3, 11]);
+    assert_eq!(
+        (machine.leased()[0]["state"].as_str(), &machine.leased()[0]["qemu"]),
+        (Some("running"), &json!([700, 5000]))
+    );
+    let before = machine.leases();
+    let again = machine.json(&["reconcile"]);
+    assert_eq!((&again["leases"], &again["notes"][0]), (&json!(2), &json!("\"vm1\": has its lease")));
+    assert_eq!(machine.leases(), before);
+    // Who runs without a lease where others have one is found.
+    let check = machine.json(&["check"]);
+    let found =
+        check["checks"].as_array().unwrap().iter().find(|found| found["check"] == "no other VM may run on leased CPUs");
+    let message = found.unwrap()["message"].as_str().unwrap();
+    assert!(message.contains("\"vm2\" may run on leased CPUs 3,11; \"vm3\" may run on leased CPUs 3,11"), "{message}");
+}

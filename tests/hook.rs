@@ -17,7 +17,7 @@ mod machine;
 
 use std::fs;
 use std::io::Write;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -313,7 +313,7 @@ fn leases_that_cannot_be_read() {
 #[test]
 fn a_state_directory_that_is_not_safely_ours() {
     let vm = Vm::new(1, 2);
-    let cases: [(Place<'_>, &str); 9] = [
+    let cases: [(Place<'_>, &str); 10] = [
         (&|machine| machine.put("/run", ""), "/run"),
         (&|machine| machine.put("/run/virt-pin.d/x", ""), ""),
         (&|machine| symlink("/nowhere", machine.path("/run/virt-pin")).unwrap(), "is not a directory"),
@@ -328,6 +328,7 @@ fn a_state_directory_that_is_not_safely_ours() {
             },
             "mode 0777: others may write to it",
         ),
+        (&|machine| chown(machine.path("/run/virt-pin"), Some(65534), None).unwrap(), "belongs to uid 65534"),
     ];
     for (number, (damage, part)) in cases.into_iter().enumerate() {
         let machine = Machine::new("2-3,10-11");
@@ -767,4 +768,100 @@ fn what_is_gone_makes_room() {
     machine.prepare(&first);
     assert_eq!(machine.vcpus_of(&first), [2, 10]);
     assert_eq!(machine.leased().len(), 1);
+}
+
+/// A QEMU that libvirt has just forked is in no status file yet; the lock on its pid file shows that it lives.
+#[test]
+fn a_lock_on_the_pid_file_is_life() {
+    let machine = Machine::new("2,10");
+    let vm = Vm::new(1, 2);
+    machine.prepare(&vm);
+    let alive = machine.alive(&vm);
+    let said = machine.event(&vm, "prepare begin").refused(Code::StateConflict);
+    assert!(said.contains(&format!("its former QEMU (pid {})", std::process::id())), "{said}");
+    machine.event(&vm, "release end failed").silent();
+    machine.event(&Vm::new(2, 2), "prepare begin").refused(Code::Shortage);
+    drop(alive);
+    machine.event(&vm, "release end failed").silent();
+    machine.prepare(&Vm::new(2, 2));
+}
+
+#[test]
+fn killed_at_any_instant() {
+    let machine = Machine::new("2-7,10-15");
+    let mut killed = 0;
+    for round in 0..120_u64 {
+        let vm = Vm::new(1 + round as u32 % 6, 2);
+        let event = if round % 3 == 2 { ["release", "end"] } else { ["prepare", "begin"] };
+        let mut child = machine.hook_command(&[&vm.name, event[0], event[1], "-"]).spawn().unwrap();
+        child.stdin.take().unwrap().write_all(vm.xml().as_bytes()).unwrap();
+        std::thread::sleep(Duration::from_micros(round * 97 % 9000));
+        child.kill().unwrap();
+        killed += usize::from(child.wait().unwrap().code().is_none());
+        // Old or new, never torn, and nothing in anybody's way.
+        machine.leased();
+        assert_eq!(machine.cli(&["list"]).code, Some(0));
+    }
+    assert!(killed > 10, "{killed}");
+    for number in 1..=6 {
+        machine.prepare(&Vm::new(number, 2));
+    }
+    assert_eq!(fs::read_dir(machine.path("/run/virt-pin")).unwrap().count(), 2, "no remains");
+}
+
+#[test]
+fn a_session_daemon_is_not_ours() {
+    use std::os::unix::process::CommandExt;
+    if !nix::unistd::geteuid().is_root() {
+        eprintln!("skipped: only root can become somebody else");
+        return;
+    }
+    let machine = Machine::bare();
+    fs::set_permissions(machine.root(), fs::Permissions::from_mode(0o755)).unwrap();
+    let hook = machine.path("/hook");
+    fs::copy(env!("CARGO_BIN_EXE_virt-pin-hook"), &hook).unwrap();
+    for root in [None, Some("/"), Some("//"), Some("")] {
+        let mut command = Command::new(&hook);
+        command.args(["vm1", "prepare", "begin", "-"]).env_clear().uid(65534).gid(65534).current_dir("/");
+        command.envs(root.map(|root| ("VIRT_PIN_ROOT", root)));
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        Run::of(command, Vm::new(1, 2).xml().as_bytes()).silent();
+    }
+}
+
+#[test]
+fn a_name_that_is_no_text() {
+    use std::os::unix::ffi::OsStrExt;
+    let machine = machine();
+    for name in [&b"\xff\xfe"[..], b"vm\xe9", b""] {
+        let mut command = machine.hook_command(&[]);
+        command.arg(std::ffi::OsStr::from_bytes(name)).args(["prepare", "begin", "-"]);
+        assert_eq!(pins(&Run::of(command, Vm::new(1, 2).xml().as_bytes()).printed()), [3, 11]);
+    }
+}
+
+/// A file that is not one makes nobody wait.
+#[test]
+fn pipes_in_place_of_files() {
+    for path in [
+        "/etc/virt-pin/virt-pin.toml",
+        "/proc/mounts",
+        "/sys/devices/system/cpu/online",
+        "/proc/sys/kernel/random/boot_id",
+        "/run/virt-pin/leases.json",
+        "/run/virt-pin/lock",
+        "/run/libvirt/qemu/vm9.pid",
+        "/run/libvirt/qemu/vm9.xml",
+    ] {
+        let machine = machine();
+        let file = machine.path(path);
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        let _ = fs::remove_file(&file);
+        nix::unistd::mkfifo(&file, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        for event in ["prepare begin", "started begin", "release end shutdown"] {
+            let start = Instant::now();
+            machine.event(&Vm::new(9, 2), event);
+            assert!(start.elapsed() < Duration::from_secs(5), "{path}");
+        }
+    }
 }

@@ -460,3 +460,40 @@ fn names_are_only_text() {
         assert_eq!(machine.leased().len(), 0, "{name:?}");
     }
 }
+
+/// tp-libvirt#4137, vagrant-libvirt#1465: the slice of the VMs has not all CPUs.
+#[test]
+fn only_what_the_slice_has_is_offered() {
+    let machine = Machine::new("2-3,10-11");
+    machine.put("/run/systemd/system/x", "");
+    machine.put("/usr/share/dbus-1/system-services/org.freedesktop.machine1.service", "");
+    machine.put("/proc/mounts", "cgroup2 /sys/fs/cgroup cgroup2 rw,nsdelegate 0 0\n");
+    machine.put("/sys/fs/cgroup/cgroup.controllers", "cpuset cpu io memory\n");
+    machine.put("/sys/fs/cgroup/cpuset.cpus.effective", "0-15\n");
+    assert_eq!(pins(&machine.prepare(&Vm::new(1, 2))), [2, 10]);
+    machine.event(&Vm::new(1, 2), "release end shutdown").silent();
+    machine.put("/sys/fs/cgroup/machine.slice/cpuset.cpus.effective", "0-1,3,8-15\n");
+    assert_eq!(pins(&machine.prepare(&Vm::new(1, 2))), [3, 11]);
+    machine.event(&Vm::new(2, 2), "prepare begin").refused(Code::Shortage);
+    let said = machine.cli_with(&["explain", "-"], Vm::new(2, 2).xml()).stdout;
+    assert!(said.contains("pinnable, but out of reach of the VMs' cgroup: 2\n"), "{said}");
+    // vfio-isolate#8: a controller that is not enabled is no restriction, and no error.
+    machine.put("/sys/fs/cgroup/cgroup.controllers", "cpu io memory\n");
+    assert_eq!(pins(&machine.prepare(&Vm::new(2, 2))), [2, 10]);
+}
+
+/// nova's bug 1978372: minutes on hosts of many nodes.
+#[test]
+fn many_nodes_are_quickly_searched() {
+    let machine = Machine::shaped(Shape(64, 4, 2), "8-255,264-511");
+    let start = std::time::Instant::now();
+    for (number, vcpus, policy) in
+        [(1, 120, ""), (2, 24, "cores='thread'"), (3, 8, "numa='single'"), (4, 61, "numa='any'")]
+    {
+        let xml = machine.prepare(&Vm::new(number, vcpus).with(policy));
+        assert_eq!(pins(&xml).len(), vcpus as usize);
+    }
+    machine.event(&Vm::new(5, 480), "prepare begin").refused(Code::Shortage);
+    machine.event(&Vm::new(6, 10).with("numa='single'"), "prepare begin").refused(Code::Unsatisfiable);
+    assert!(start.elapsed().as_secs() < 10, "{:?}", start.elapsed());
+}

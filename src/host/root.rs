@@ -34,9 +34,11 @@ impl Root {
         Root { kind: Kind::Directory(dir.into()) }
     }
 
-    /// The machine that `VIRT_PIN_ROOT` names, for tests; `/` without it. libvirt passes no such variable on to hooks.
+    /// The machine that `VIRT_PIN_ROOT` names, for tests; `/` without it or when it is empty. libvirt passes no such
+    /// variable on to hooks.
     pub fn from_environment() -> Root {
-        Root::directory(std::env::var_os("VIRT_PIN_ROOT").unwrap_or_else(|| "/".into()))
+        let named = std::env::var_os("VIRT_PIN_ROOT").filter(|root| !root.is_empty());
+        Root::directory(named.unwrap_or_else(|| "/".into()))
     }
 
     /// A machine known only by the contents of its files: absolute path -> text.
@@ -150,7 +152,9 @@ fn is_missing(error: &io::Error) -> bool {
 
 fn read_bounded(path: &Path) -> io::Result<String> {
     let mut bytes = Vec::new();
-    let read = fs::File::open(path)?.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes)?;
+    // A pipe in a file's place has no writer to wait for.
+    let file = fs::OpenOptions::new().read(true).custom_flags(nix::fcntl::OFlag::O_NONBLOCK.bits()).open(path)?;
+    let read = file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes)?;
     if read as u64 > MAX_FILE_BYTES {
         return Err(io::Error::other("longer than 16 MiB"));
     }

@@ -192,6 +192,23 @@ impl Machine {
         self.put(&format!("/proc/{pid}/task/{tid}/status"), &status);
     }
 
+    /// Locks libvirt's pid file of the domain, as a living QEMU does: this test's process is the one that lives. Closing
+    /// any other handle of the file unlocks it.
+    pub(crate) fn alive(&self, vm: &Vm) -> File {
+        let path = format!("/run/libvirt/qemu/{}.pid", vm.name);
+        self.put(&path, "");
+        let file = OpenOptions::new().read(true).write(true).open(self.path(&path)).unwrap();
+        let lock = nix::libc::flock {
+            l_type: nix::libc::F_WRLCK as nix::libc::c_short,
+            l_whence: nix::libc::SEEK_SET as nix::libc::c_short,
+            l_start: 0,
+            l_len: 0,
+            l_pid: 0,
+        };
+        nix::fcntl::fcntl(&file, nix::fcntl::FcntlArg::F_SETLK(&lock)).unwrap();
+        file
+    }
+
     /// The process is no more.
     pub(crate) fn gone(&self, pid: u32) {
         fs::remove_dir_all(self.path(&format!("/proc/{pid}"))).unwrap();
