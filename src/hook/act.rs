@@ -87,9 +87,7 @@ impl Event<'_> {
         let mut state = StateLock::acquire(self.root, DEADLINE)?;
         let mut leases = state.load()?;
         let void = reclaim(self.root, &mut leases)?;
-        if preparing {
-            self.refuse_beside_living(&leases)?;
-        }
+        self.refuse_beside_living(&leases)?;
         let existing = leases.get(self.uuid).cloned();
         let plan = situation
             .beside(&leases, Some(self.uuid))
