@@ -71,10 +71,10 @@ pub fn plan(supply: &Supply<'_>, request: &Request) -> Result<Plan, Refusal> {
     explain(supply, request, &mut |_| {})
 }
 
-/// As [`plan`], telling each step.
+/// As [`plan()`], telling each step.
 ///
 /// # Errors
-/// As [`plan`].
+/// As [`plan()`].
 pub fn explain(supply: &Supply<'_>, request: &Request, steps: Steps<'_>) -> Result<Plan, Refusal> {
     let plan = place::place(supply, request, steps)?;
     check::check(supply, request, &plan)?;

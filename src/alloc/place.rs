@@ -28,7 +28,7 @@ use crate::host::{Cpu, Topology};
 /// The plan for a request, or why not.
 ///
 /// # Errors
-/// A [`Refusal`]; see [`super::plan`].
+/// A [`Refusal`]; see [`super::plan()`].
 pub(super) fn place(supply: &Supply<'_>, request: &Request, steps: Steps<'_>) -> Result<Plan, Refusal> {
     impossible(supply, request)?;
     // Steps 1 and 2.

@@ -5,13 +5,12 @@
 
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
-use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::libc;
 
-use super::root::Root;
+use super::root::{Root, is_missing};
 use crate::error::{Code, Error, Result};
 
 /// Where libvirt keeps the state of running domains.
@@ -81,7 +80,7 @@ pub fn living_pid(root: &Root, name: &str) -> Result<Option<i32>> {
     let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
     let file = match OpenOptions::new().read(true).custom_flags(flags).open(&path) {
         Ok(file) => file,
-        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidFilename) => {
+        Err(error) if is_missing(&error) => {
             return Ok(None);
         }
         Err(error) => return Err(Error::io(Code::HostIo, "open", &path, error)),
@@ -107,6 +106,7 @@ pub fn lives(root: &Root, name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Read;
 
     #[test]
     fn a_status_is_read() {
@@ -146,7 +146,7 @@ mod tests {
             .spawn()
             .unwrap();
         let mut line = [0; 2];
-        io::Read::read_exact(holder.stdout.as_mut().unwrap(), &mut line).unwrap();
+        holder.stdout.as_mut().unwrap().read_exact(&mut line).unwrap();
         assert_eq!(living_pid(&root, "vm").unwrap(), i32::try_from(holder.id()).ok());
         drop(holder.stdin.take());
         holder.wait().unwrap();

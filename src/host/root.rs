@@ -10,6 +10,8 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use nix::errno::Errno;
+
 use crate::error::{Code, Error, Result};
 
 /// No file of the kernel, of libvirt or of ours that we read is longer; a longer one is refused, not read.
@@ -143,11 +145,9 @@ impl Root {
 
 /// Whether the error says that there is no such file (a name too long for any file system included; ESRCH is how `/proc`
 /// says that a process has ended since its file was opened).
-fn is_missing(error: &io::Error) -> bool {
-    if error.raw_os_error() == Some(nix::errno::Errno::ESRCH as i32) {
-        return true;
-    }
-    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory | io::ErrorKind::InvalidFilename)
+pub(super) fn is_missing(error: &io::Error) -> bool {
+    let errno = error.raw_os_error().map_or(Errno::UnknownErrno, Errno::from_raw);
+    matches!(errno, Errno::ENOENT | Errno::ENOTDIR | Errno::ENAMETOOLONG | Errno::ESRCH)
 }
 
 fn read_bounded(path: &Path) -> io::Result<String> {
