@@ -284,8 +284,8 @@ fn lacking(topology: &Topology, request: &Request, nodes: &BTreeSet<NodeId>) -> 
 /// Which class of refusal: places the request again under better conditions and sees which of them helps.
 fn refuse(supply: &Supply<'_>, request: &Request, free: &[Piece], demand: &Demand) -> Refusal {
     // Without the memory's claim it fits: then memory is what is missing.
-    let anyhow = by_class(free, request, demand, None);
-    let nodes = anyhow.map(|choice| memory_nodes(supply.topology, &choice.nodes())).unwrap_or_default();
+    let without_memory = by_class(free, request, demand, None);
+    let nodes = without_memory.map(|choice| memory_nodes(supply.topology, &choice.nodes())).unwrap_or_default();
     if let Some((bytes, available)) = lacking(supply.topology, request, &nodes).filter(|_| !nodes.is_empty()) {
         let nodes: CpuSet = nodes.iter().map(|node| CpuId(node.0)).collect();
         let found = format!("needs {} MiB of memory on the nodes of its CPUs ({nodes})", bytes >> 20);
