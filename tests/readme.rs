@@ -61,9 +61,10 @@ fn the_tables_are_those_of_the_code() {
 
 #[test]
 fn its_transcripts_are_what_the_command_prints() {
-    let readme = std::fs::read_to_string(README).unwrap();
+    let docs = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/simulate.md");
+    let texts = [README, docs].map(|path| std::fs::read_to_string(path).unwrap()).concat();
     let mut transcripts = 0;
-    for block in readme.split("```console\n").skip(1) {
+    for block in texts.split("```console\n").skip(1) {
         let block = block.split("```").next().unwrap();
         // Those that start with `$` run on any machine.
         let Some((command, expected)) = block.strip_prefix("$ virt-pin ").and_then(|block| block.split_once('\n'))
@@ -78,5 +79,5 @@ fn its_transcripts_are_what_the_command_prints() {
         assert_eq!(String::from_utf8(output.stdout).unwrap(), expected, "virt-pin {command}");
         transcripts += 1;
     }
-    assert_eq!(transcripts, 1);
+    assert_eq!(transcripts, 2);
 }

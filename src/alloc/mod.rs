@@ -30,6 +30,7 @@ pub mod policy;
 pub mod pools;
 pub mod refusal;
 pub mod request;
+pub mod simulation;
 
 use std::fmt;
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::Supply;
+use super::request::Request;
 use crate::cpuset::{CpuId, CpuSet, NodeId};
 
 /// The online CPUs by what they are for. Every online CPU is in exactly one of `housekeeping`, `isolated`, `leased` and
@@ -38,6 +39,18 @@ pub struct NodePools {
     pub pinnable_threads: usize,
     /// Of these: free.
     pub free_threads: usize,
+}
+
+/// How many more domains with this request would fit one after the other.
+pub fn how_many_fit(supply: &Supply<'_>, request: &Request) -> usize {
+    let mut taken = supply.taken.clone();
+    let mut count = 0;
+    // Every plan takes at least one CPU, so this ends.
+    while let Ok(plan) = super::plan(&Supply { taken: &taken, ..*supply }, request) {
+        taken = taken.union(&plan.exclusive());
+        count += 1;
+    }
+    count
 }
 
 /// The pools of this host now.

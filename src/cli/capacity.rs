@@ -1,13 +1,17 @@
 //! `virt-pin capacity`: how many CPUs and whole cores are free, leased and withheld.
 
+use std::num::NonZeroU16;
+
 use serde::Serialize;
 
 use super::table::{columns, wrapped};
 use super::{Context, to_json};
-use crate::alloc::pools::{Pools, pools};
+use crate::alloc::policy::{Helpers, Kind, Policy, ThreadsPerCore};
+use crate::alloc::pools::{Pools, how_many_fit, pools};
+use crate::alloc::request::Request;
 use crate::cpuset::CpuSet;
 use crate::decision::Situation;
-use crate::error::Result;
+use crate::error::{Code, Error, Result, counted};
 
 #[derive(Serialize)]
 struct View {
@@ -20,6 +24,15 @@ struct View {
     missing: String,
     out_of_reach: String,
     nodes: Vec<NodeView>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fits: Option<FitView>,
+}
+
+/// How many more VMs of a shape would fit.
+#[derive(Serialize)]
+struct FitView {
+    shape: String,
+    more: usize,
 }
 
 #[derive(Serialize)]
@@ -31,12 +44,15 @@ struct NodeView {
     free_threads: usize,
 }
 
-pub(super) fn capacity(context: &Context) -> Result<String> {
+pub(super) fn capacity(context: &Context, shape: Option<&str>) -> Result<String> {
+    let request = shape.map(|shape| request(shape).map(|request| (shape, request))).transpose()?;
     let settings = context.settings()?;
     let situation = Situation::read(&context.root, &settings, None)?.beside(&context.leases()?, None);
     let pools = pools(&situation.supply());
+    let fits = request
+        .map(|(shape, request)| FitView { shape: shape.to_owned(), more: how_many_fit(&situation.supply(), &request) });
     if context.json {
-        return to_json(&view(&pools, &settings.pinnable, &situation.out_of_reach));
+        return to_json(&view(&pools, &settings.pinnable, &situation.out_of_reach, fits));
     }
     let mut out = String::new();
     let mut line = |title: &str, cpus: &CpuSet, meaning: &str| {
@@ -71,10 +87,34 @@ pub(super) fn capacity(context: &Context) -> Result<String> {
         out.push('\n');
         out.push_str(&columns(&["Node", "Whole cores free", "Threads free"], rows));
     }
+    if let Some(fits) = fits {
+        let vms = counted(fits.more as u64, "more VM");
+        out.push_str(&format!("\n{vms} of {} (cores x threads on each) would fit now.\n", fits.shape));
+    }
     Ok(out)
 }
 
-fn view(pools: &Pools, pinnable: &CpuSet, out_of_reach: &CpuSet) -> View {
+/// A VM of so many whole cores with so many vCPUs on each: `4x2`.
+fn request(shape: &str) -> Result<Request> {
+    let counts = shape.split_once('x').and_then(|(cores, threads)| {
+        let (cores, threads): (u16, NonZeroU16) = (cores.parse().ok()?, threads.parse().ok()?);
+        Some((cores.checked_mul(threads.get()).filter(|&vcpus| vcpus > 0)?, threads))
+    });
+    let (vcpus, threads) = counts.ok_or_else(|| {
+        Error::new(Code::Usage, format!("--for \"{shape}\": not CORESxTHREADS, such as 4x2 for 8 vCPUs on 4 cores"))
+    })?;
+    let policy = Policy {
+        kind: Kind::Dedicated,
+        threads_per_core: ThreadsPerCore::Exactly(threads),
+        // Only the vCPUs' cores are asked about.
+        emulator: Helpers::Share,
+        iothreads: Helpers::Share,
+        ..Policy::default()
+    };
+    Ok(Request { vcpus, iothreads: 0, policy, memory: None })
+}
+
+fn view(pools: &Pools, pinnable: &CpuSet, out_of_reach: &CpuSet, fits: Option<FitView>) -> View {
     let nodes = pools.nodes.iter().map(|node| NodeView {
         node: node.node.map(|node| node.0),
         pinnable_cores: node.pinnable_cores,
@@ -92,5 +132,6 @@ fn view(pools: &Pools, pinnable: &CpuSet, out_of_reach: &CpuSet) -> View {
         missing: pools.missing.to_string(),
         out_of_reach: out_of_reach.to_string(),
         nodes: nodes.collect(),
+        fits,
     }
 }

@@ -11,6 +11,7 @@ mod gather;
 mod install;
 mod lease;
 mod reconcile;
+mod simulate;
 mod subject;
 mod sync;
 mod table;
@@ -59,7 +60,11 @@ enum Verb {
         domain: String,
     },
     /// Show how many CPUs and whole cores are free, leased and withheld.
-    Capacity,
+    Capacity {
+        /// Also say how many more VMs of so many cores and threads on each would fit, such as 4x2.
+        #[arg(long = "for", value_name = "CORESxTHREADS")]
+        shape: Option<String>,
+    },
     /// Show the machine: packages, nodes, last-level caches, cores, threads.
     Topology,
     /// Say what a VM would get now, or why not, step by step.
@@ -77,6 +82,15 @@ enum Verb {
     Gather {
         /// A new file; stdout without it.
         file: Option<PathBuf>,
+    },
+    /// Run a stream of starts and stops against a host, without any VM.
+    Simulate {
+        /// A file of events, one JSON object a line, or - for stdin.
+        #[arg(long, value_name = "FILE", default_value = "-")]
+        events: String,
+        /// A host by its numbers: 2s8c2t,numa=2,llc=4.
+        #[arg(long, value_name = "SHAPE", conflicts_with = "host")]
+        host_shape: Option<String>,
     },
     /// Check the host, the configuration, the hook and the leases against reality.
     Check,
@@ -197,9 +211,10 @@ fn run(arguments: Arguments) -> Result<Answer> {
     let text = match arguments.verb {
         Verb::Explain { subject } => return explain::explain(&context, &subject),
         Verb::Check => return check::check(&context),
+        Verb::Simulate { events, host_shape } => return simulate::simulate(&context, &events, host_shape.as_deref()),
         Verb::List => lease::list(&context),
         Verb::Lease { domain } => lease::lease(&context, &domain),
-        Verb::Capacity => capacity::capacity(&context),
+        Verb::Capacity { shape } => capacity::capacity(&context, shape.as_deref()),
         Verb::Topology => topology::topology(&context),
         Verb::Transform { file } => transform::transform(&context, &file),
         Verb::Gather { file } => gather::gather(&context, file.as_deref()),

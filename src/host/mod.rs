@@ -10,6 +10,7 @@ pub mod machine_name;
 pub mod process;
 pub mod qemu;
 pub mod root;
+pub mod shape;
 pub mod sysfs;
 
 use std::collections::BTreeMap;

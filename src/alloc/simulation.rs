@@ -1,0 +1,130 @@
+//! A host and the domains that start and stop on it, without any VM: what `virt-pin simulate` runs. Pure.
+//!
+//! Every start asks the same allocator as a real one, beside the plans of the domains that run.
+
+use std::collections::BTreeMap;
+
+use super::plan::Plan;
+use super::policy::Helpers;
+use super::refusal::Refusal;
+use super::request::Request;
+use super::{Supply, plan};
+use crate::cpuset::CpuSet;
+use crate::error::Code;
+use crate::host::Topology;
+
+/// The host and who runs on it.
+#[derive(Clone, Debug)]
+pub struct Simulation {
+    host: Topology,
+    pinnable: CpuSet,
+    running: BTreeMap<String, Plan>,
+}
+
+impl Simulation {
+    /// A host on which nobody runs. Where no CPU is left for housekeeping, emulator and I/O threads that ask for it are
+    /// taken to run elsewhere: their place is empty in the plans.
+    pub fn new(host: Topology, pinnable: CpuSet) -> Simulation {
+        Simulation { host, pinnable, running: BTreeMap::new() }
+    }
+
+    /// The host as it is now.
+    pub fn host(&self) -> &Topology {
+        &self.host
+    }
+
+    /// Who runs, and where.
+    pub fn running(&self) -> &BTreeMap<String, Plan> {
+        &self.running
+    }
+
+    /// The pinnable CPUs that nobody has.
+    pub fn free(&self) -> CpuSet {
+        self.pinnable.intersection(self.host.online()).difference(&self.taken())
+    }
+
+    fn taken(&self) -> CpuSet {
+        self.running.values().fold(CpuSet::new(), |taken, plan| taken.union(&plan.exclusive()))
+    }
+
+    /// A domain starts.
+    ///
+    /// # Errors
+    /// The allocator's refusal; [`Code::StateConflict`] for a domain that runs already. Nothing changes then.
+    pub fn start(&mut self, id: &str, request: &Request) -> Result<&Plan, Refusal> {
+        if self.running.contains_key(id) {
+            return Err(Refusal::new(Code::StateConflict, "it runs already"));
+        }
+        let taken = self.taken();
+        let isolated = self.host.isolated();
+        let housekeeping = self.host.online().difference(&self.pinnable).difference(&isolated).difference(&taken);
+        let supply =
+            Supply { topology: &self.host, pinnable: &self.pinnable, taken: &taken, housekeeping: &housekeeping };
+        let mut asked = request.clone();
+        let elsewhere = |helpers: &mut Helpers| {
+            let elsewhere = housekeeping.is_empty() && *helpers == Helpers::Housekeeping;
+            if elsewhere {
+                *helpers = Helpers::Share;
+            }
+            elsewhere
+        };
+        let (emulator, iothreads) = (elsewhere(&mut asked.policy.emulator), elsewhere(&mut asked.policy.iothreads));
+        let mut plan = plan(&supply, &asked)?;
+        if emulator {
+            plan.emulator = CpuSet::new();
+        }
+        if iothreads {
+            plan.iothreads = CpuSet::new();
+        }
+        Ok(self.running.entry(id.to_owned()).or_insert(plan))
+    }
+
+    /// A domain stops; the plan it had, if it ran.
+    pub fn stop(&mut self, id: &str) -> Option<Plan> {
+        self.running.remove(id)
+    }
+
+    /// CPUs go offline or come online. The domains whose vCPUs or parked siblings are now (partly) offline.
+    pub fn set_online(&mut self, cpus: &CpuSet, online: bool) -> Vec<&str> {
+        let changed = self.host.cpus().iter().cloned().map(|mut cpu| {
+            if cpus.contains(cpu.cpu) {
+                cpu.online = online;
+            }
+            cpu
+        });
+        let (changed, nodes) = (changed.collect(), self.host.nodes().to_vec());
+        self.host = Topology::new(changed, nodes, self.host.possible().clone(), self.host.losses().to_vec());
+        let online = self.host.online();
+        let degraded = self.running.iter().filter(|(_, plan)| !plan.exclusive().is_subset(online));
+        degraded.map(|(id, _)| id.as_str()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::alloc::policy::Policy;
+    use crate::host::shape;
+
+    fn request(vcpus: u16) -> Request {
+        let policy = Policy::from_attributes([("policy", "dedicated")]).unwrap();
+        Request { vcpus, iothreads: 0, policy, memory: None }
+    }
+
+    #[test]
+    fn starts_stops_and_cpus_that_go() {
+        let host = shape::parse("1s4c2t").unwrap();
+        let mut simulation = Simulation::new(host.clone(), host.online().clone());
+        let plan = simulation.start("a", &request(4)).unwrap();
+        assert_eq!((plan.vcpu_cpus().to_string(), plan.emulator.len()), ("0-1,4-5".to_owned(), 0));
+        assert_eq!(simulation.start("a", &request(1)).unwrap_err().code, Code::StateConflict);
+        assert_eq!(simulation.start("b", &request(6)).unwrap_err().code, Code::Shortage);
+        let offline = CpuSet::parse_kernel_list("0,2").unwrap();
+        assert_eq!(simulation.set_online(&offline, false), ["a"]);
+        // Core 2 is one thread now.
+        assert_eq!(simulation.start("b", &request(3)).unwrap().vcpu_cpus().to_string(), "3,6-7");
+        assert_eq!(simulation.set_online(&offline, true), [""; 0]);
+        assert!(simulation.stop("a").is_some() && simulation.stop("a").is_none());
+        assert_eq!(simulation.free().to_string(), "0-2,4-5");
+    }
+}

@@ -1,0 +1,243 @@
+//! `virt-pin simulate`: what a host would do with a stream of starts and stops; the format is in `docs/simulate.md`.
+//!
+//! One JSON object a line in, one out, at once, and totals at the end. No VM, no libvirt, no state.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Write};
+
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use super::{Answer, Context, to_json};
+use crate::alloc::plan::Plan;
+use crate::alloc::policy::{Kind, Policy};
+use crate::alloc::refusal::Refusal;
+use crate::alloc::request::{GuestMemory, Pages, Request};
+use crate::alloc::simulation::Simulation;
+use crate::cpuset::{CpuId, CpuSet};
+use crate::error::{Code, Error, Result};
+use crate::host::{shape, sysfs};
+
+/// No event is longer.
+const MAX_LINE: usize = 1 << 20;
+
+/// One line of the stream.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Event {
+    op: Op,
+    #[serde(default)]
+    id: Option<String>,
+    #[serde(default)]
+    vcpus: Option<u16>,
+    #[serde(default)]
+    iothreads: Option<u16>,
+    #[serde(default)]
+    memory_mib: Option<u64>,
+    #[serde(default)]
+    policy: Option<BTreeMap<String, serde_json::Value>>,
+    #[serde(default)]
+    cpus: Option<String>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Op {
+    Define,
+    Start,
+    Stop,
+    Offline,
+    Online,
+}
+
+/// What has happened so far.
+#[derive(Default, Serialize)]
+struct Totals {
+    started: usize,
+    refused: usize,
+    refused_by_code: BTreeMap<&'static str, usize>,
+    /// Nodes and last-level caches spanned, summed over all starts.
+    nodes_spanned: usize,
+    llcs_spanned: usize,
+}
+
+pub(super) fn simulate(context: &Context, events: &str, host_shape: Option<&str>) -> Result<Answer> {
+    let host = match host_shape {
+        Some(text) => shape::parse(text)?,
+        None => sysfs::read(&context.root)?,
+    };
+    // Without a word on it, everything is pinnable: this is about placement, not about one operator's allowlist.
+    let pinnable = context.pinnable.clone().unwrap_or_else(|| host.possible().union(host.online()));
+    let mut run =
+        Run { simulation: Simulation::new(host, pinnable), defined: BTreeMap::new(), totals: Totals::default() };
+    let input: Box<dyn BufRead> = if events == "-" {
+        Box::new(io::stdin().lock())
+    } else {
+        let file = File::open(events).map_err(|error| Error::io(Code::Usage, "read", events.as_ref(), error))?;
+        Box::new(BufReader::new(file))
+    };
+    let mut stdout = io::stdout().lock();
+    let mut say = |line: String| match stdout.write_all(line.as_bytes()).and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        written => {
+            written.map(|()| true).map_err(|error| Error::new(Code::HostIo, "cannot write to stdout").because(error))
+        }
+    };
+    for (number, line) in (1..).zip(lines(input)) {
+        let wrong = |what: String| {
+            Error::new(Code::Usage, format!("events, line {number}: {what}"))
+                .with_hint("the format is in docs/simulate.md")
+        };
+        let line = line.map_err(&wrong)?;
+        if line.trim().is_empty() {
+            continue;
+        }
+        let event: Event = serde_json::from_str(&line).map_err(|error| wrong(error.to_string()))?;
+        let answer = run.event(event).map_err(|error| wrong(error.message))?;
+        if !say(to_json(&answer)?)? {
+            return Ok(String::new().into());
+        }
+    }
+    say(to_json(&run.totals()?)?)?;
+    Ok(String::new().into())
+}
+
+/// The lines of the input, each bounded.
+fn lines(input: Box<dyn BufRead>) -> impl Iterator<Item = std::result::Result<String, String>> {
+    let mut input = Some(input);
+    std::iter::from_fn(move || {
+        let mut line = Vec::new();
+        let reader = input.as_mut()?;
+        let read = io::Read::take(reader, MAX_LINE as u64 + 1).read_until(b'\n', &mut line);
+        let result = match read {
+            Ok(0) => return None,
+            Ok(_) if line.len() > MAX_LINE => Err(format!("longer than {MAX_LINE} bytes")),
+            Ok(_) => String::from_utf8(line).map_err(|_| "not UTF-8".to_owned()),
+            Err(error) => Err(error.to_string()),
+        };
+        if result.is_err() {
+            input = None;
+        }
+        Some(result)
+    })
+}
+
+struct Run {
+    simulation: Simulation,
+    defined: BTreeMap<String, Event>,
+    totals: Totals,
+}
+
+impl Run {
+    fn event(&mut self, event: Event) -> Result<serde_json::Value> {
+        let usage = |what: &str| Error::new(Code::Usage, what);
+        if matches!(event.op, Op::Offline | Op::Online) {
+            let list = event.cpus.as_deref().ok_or_else(|| usage("offline and online need \"cpus\""))?;
+            let cpus = CpuSet::parse_kernel_list(list).map_err(|error| usage(&format!("cpus \"{list}\": {error}")))?;
+            let online = event.op == Op::Online;
+            let degraded = self.simulation.set_online(&cpus, online);
+            return Ok(
+                json!({ "op": if online { "online" } else { "offline" }, "cpus": cpus.to_string(), "degraded": degraded }),
+            );
+        }
+        let id = event.id.clone().ok_or_else(|| usage("needs an \"id\""))?;
+        match event.op {
+            Op::Define => {
+                request(&event)?;
+                self.defined.insert(id.clone(), event);
+                Ok(json!({ "op": "define", "id": id }))
+            }
+            Op::Stop => match self.simulation.stop(&id) {
+                Some(plan) => Ok(json!({ "op": "stop", "id": id, "freed": plan.exclusive().to_string() })),
+                None => Ok(refused("stop", &id, &Refusal::new(Code::DomainUnknown, "it does not run"))),
+            },
+            Op::Start | Op::Offline | Op::Online => {
+                // A start that says nothing of what it needs is one of what was defined.
+                let definition = if event.vcpus.is_none() { self.defined.get(&id) } else { Some(&event) };
+                let Some(definition) = definition else {
+                    return Ok(
+                        self.refuse(&id, &Refusal::new(Code::DomainUnknown, "it is not defined, and has no \"vcpus\""))
+                    );
+                };
+                let request = match request(definition) {
+                    Ok(request) => request,
+                    Err(error) if matches!(error.code, Code::PolicyInvalid | Code::PolicyUnsupported) => {
+                        let hint = error.hint;
+                        return Ok(self.refuse(&id, &Refusal { hint, ..Refusal::new(error.code, error.message) }));
+                    }
+                    Err(error) => return Err(error),
+                };
+                if request.policy.kind == Kind::Shared {
+                    return Ok(json!({ "op": "start", "id": id, "shared": true }));
+                }
+                match self.simulation.start(&id, &request).cloned() {
+                    Ok(plan) => Ok(self.started(&id, &plan)),
+                    Err(refusal) => Ok(self.refuse(&id, &refusal)),
+                }
+            }
+        }
+    }
+
+    fn started(&mut self, id: &str, plan: &Plan) -> serde_json::Value {
+        let llc = |cpu: CpuId| self.simulation.host().cpu(cpu).and_then(|cpu| cpu.llc).map(|llc| llc.0);
+        let llcs: BTreeSet<u16> = plan.vcpus.iter().filter_map(|&cpu| llc(cpu)).collect();
+        let numbers = |set: &CpuSet| set.iter().map(|cpu| cpu.0).collect::<Vec<_>>();
+        self.totals.started += 1;
+        self.totals.nodes_spanned += plan.nodes.len();
+        self.totals.llcs_spanned += llcs.len();
+        json!({
+            "op": "start",
+            "id": id,
+            "cpus": plan.vcpus.iter().map(|cpu| cpu.0).collect::<Vec<_>>(),
+            "parked": numbers(&plan.parked),
+            "emulator": numbers(&plan.emulator),
+            "iothreads": numbers(&plan.iothreads),
+            "nodes": plan.nodes.iter().map(|node| node.0).collect::<Vec<_>>(),
+            "llcs": llcs,
+            "topology": plan.guest.map(|guest| json!([guest.sockets, guest.dies, guest.cores, guest.threads])),
+        })
+    }
+
+    fn refuse(&mut self, id: &str, refusal: &Refusal) -> serde_json::Value {
+        self.totals.refused += 1;
+        *self.totals.refused_by_code.entry(refusal.code.name()).or_default() += 1;
+        refused("start", id, refusal)
+    }
+
+    /// The totals, and where the host stands at the end.
+    fn totals(&self) -> Result<serde_json::Value> {
+        let broken = |error| Error::new(Code::Internal, "cannot write JSON").because(error);
+        let mut totals = serde_json::to_value(&self.totals).map_err(broken)?;
+        if let Some(object) = totals.as_object_mut() {
+            object.insert("op".to_owned(), "total".into());
+            object.insert("running".to_owned(), self.simulation.running().len().into());
+            object.insert("free".to_owned(), self.simulation.free().to_string().into());
+        }
+        Ok(totals)
+    }
+}
+
+fn refused(op: &str, id: &str, refusal: &Refusal) -> serde_json::Value {
+    json!({ "op": op, "id": id, "refused": super::error_value(&Error::from(refusal.clone())) })
+}
+
+/// What a definition or a start asks for; dedicated unless the policy says otherwise.
+fn request(event: &Event) -> Result<Request> {
+    let mut attributes: Vec<(String, String)> = Vec::new();
+    for (name, value) in event.policy.iter().flatten() {
+        let value = match value {
+            serde_json::Value::String(text) => text.clone(),
+            serde_json::Value::Number(number) => number.to_string(),
+            _ => return Err(Error::new(Code::PolicyInvalid, format!("policy {name}: must be a string or a number"))),
+        };
+        attributes.push((name.replace('_', "-"), value));
+    }
+    if !attributes.iter().any(|(name, _)| name == "policy") {
+        attributes.push(("policy".to_owned(), "dedicated".to_owned()));
+    }
+    let policy = Policy::from_attributes(attributes.iter().map(|(name, value)| (name.as_str(), value.as_str())))?;
+    let vcpus = event.vcpus.ok_or_else(|| Error::new(Code::Usage, "needs \"vcpus\""))?;
+    let memory = event.memory_mib.map(|mib| GuestMemory { bytes: mib.saturating_mul(1 << 20), pages: Pages::Ordinary });
+    Ok(Request { vcpus, iothreads: event.iothreads.unwrap_or(0), policy, memory })
+}
