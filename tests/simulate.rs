@@ -1,0 +1,160 @@
+//! Streams of starts and stops: never two owners of a CPU, and what a stop frees can be had again. Through the library in
+//! numbers, through the built command in form.
+#![allow(
+    clippy::tests_outside_test_module,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "integration tests"
+)]
+
+use std::collections::BTreeSet;
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+use proptest::prelude::*;
+use serde_json::Value;
+use virt_pin::alloc::policy::Policy;
+use virt_pin::alloc::request::Request;
+use virt_pin::alloc::simulation::Simulation;
+use virt_pin::cpuset::CpuSet;
+use virt_pin::error::Code;
+use virt_pin::host::shape;
+
+#[derive(Clone, Debug)]
+enum Step {
+    Start(u8, u16, usize),
+    Stop(u8),
+    Online(u16, bool),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        4 => (0..12u8, 1..9u16, 0..POLICIES.len()).prop_map(|(id, vcpus, policy)| Step::Start(id, vcpus, policy)),
+        3 => (0..12u8).prop_map(Step::Stop),
+        1 => (0..32u16, any::<bool>()).prop_map(|(cpu, online)| Step::Online(cpu, online)),
+    ];
+    proptest::collection::vec(step, 1..60)
+}
+
+const POLICIES: &[&[(&str, &str)]] = &[
+    &[],
+    &[("cores", "thread")],
+    &[("threads-per-core", "1")],
+    &[("numa", "single"), ("emulator", "isolate")],
+    &[("cache", "single"), ("cores", "thread")],
+    &[("numa", "any"), ("cache", "any"), ("emulator", "share"), ("iothreads", "share")],
+];
+
+fn request(vcpus: u16, policy: usize) -> Request {
+    let attributes = [("policy", "dedicated")].iter().chain(POLICIES[policy]).copied();
+    Request { vcpus, iothreads: 0, policy: Policy::from_attributes(attributes).unwrap(), memory: None }
+}
+
+proptest! {
+    #[test]
+    fn no_cpu_ever_has_two_owners(steps in steps(), shape in prop_oneof![Just("2s8c2t,numa=2,llc=4"), Just("1s16c1t,llc=2"), Just("4s4c2t")], pinnable in prop_oneof![Just("0-31"), Just("2-15,18-31"), Just("1-30")]) {
+        let host = shape::parse(shape).unwrap();
+        let pinnable = CpuSet::parse_kernel_list(pinnable).unwrap();
+        let mut simulation = Simulation::new(host, pinnable.clone());
+        for step in steps {
+            let before = simulation.running().clone();
+            match step {
+                Step::Start(id, vcpus, policy) => {
+                    if let Err(refusal) = simulation.start(&id.to_string(), &request(vcpus, policy)) {
+                        prop_assert!(refusal.code != Code::Internal, "{:?}", refusal);
+                        prop_assert_eq!(simulation.running(), &before);
+                    }
+                }
+                Step::Stop(id) => {
+                    if let Some(plan) = simulation.stop(&id.to_string()) {
+                        // What was just freed can be had again, if it is still online.
+                        prop_assert!(plan.exclusive().intersection(simulation.host().online()).is_subset(&simulation.free()));
+                    }
+                }
+                Step::Online(cpu, online) => {
+                    let cpus = CpuSet::parse_kernel_list(&cpu.to_string()).unwrap();
+                    simulation.set_online(&cpus, online);
+                }
+            }
+            let mut owned = BTreeSet::new();
+            for (id, plan) in simulation.running() {
+                prop_assert!(plan.exclusive().is_subset(&pinnable));
+                for cpu in plan.exclusive().iter() {
+                    prop_assert!(owned.insert(cpu), "CPU {cpu} of {id} has two owners");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_same_stream_gives_the_same_cpus(steps in steps()) {
+        let run = || {
+            let host = shape::parse("2s8c2t,numa=2,llc=4").unwrap();
+            let online = host.online().clone();
+            let mut simulation = Simulation::new(host, online);
+            for step in &steps {
+                match step {
+                    Step::Start(id, vcpus, policy) => drop(simulation.start(&id.to_string(), &request(*vcpus, *policy)).is_ok()),
+                    Step::Stop(id) => drop(simulation.stop(&id.to_string())),
+                    Step::Online(..) => {}
+                }
+            }
+            simulation.running().clone()
+        };
+        prop_assert_eq!(run(), run());
+    }
+}
+
+fn simulate(arguments: &[&str], events: &str) -> (Option<i32>, Vec<Value>, String) {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_virt-pin"))
+        .arg("simulate")
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // It may have seen enough before all is written.
+    let _ = child.stdin.take().unwrap().write_all(events.as_bytes());
+    let output = child.wait_with_output().unwrap();
+    let lines = String::from_utf8(output.stdout).unwrap();
+    let lines = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    (output.status.code(), lines, String::from_utf8(output.stderr).unwrap())
+}
+
+#[test]
+fn one_answer_a_line_and_totals() {
+    let events = "{\"op\":\"start\",\"id\":\"a\",\"vcpus\":4}\n\n{\"op\":\"start\",\"id\":\"b\",\"vcpus\":99}\n{\"op\":\"stop\",\"id\":\"a\"}\n";
+    let (code, lines, stderr) = simulate(&["--host-shape", "1s4c2t", "--pinnable", "1-3,5-7"], events);
+    assert_eq!((code, lines.len(), stderr.as_str()), (Some(0), 4, ""));
+    assert_eq!(lines[0]["cpus"], serde_json::json!([1, 5, 2, 6]));
+    assert_eq!(lines[0]["emulator"], serde_json::json!([0, 4]));
+    assert_eq!(lines[1]["refused"]["code"], "cpu.placement.unsatisfiable");
+    assert_eq!(lines[2]["freed"], "1-2,5-6");
+    assert_eq!(
+        (&lines[3]["started"], &lines[3]["refused"], &lines[3]["free"]),
+        (&1.into(), &1.into(), &"1-3,5-7".into())
+    );
+}
+
+#[test]
+fn mistakes_name_their_line() {
+    for (events, part) in [
+        ("{\"op\":\"stop\",\"id\":\"a\"}\nnonsense\n", "events, line 2: expected"),
+        ("{\"op\":\"start\"}", "events, line 1: needs an \"id\""),
+        ("{\"op\":\"start\",\"id\":\"a\",\"cpu\":1}", "unknown field `cpu`"),
+        ("{\"op\":\"start\",\"id\":\"a\",\"vcpus\":-1}", "invalid value"),
+        ("{\"op\":\"offline\",\"cpus\":\"3-1\"}", "range runs backwards"),
+        ("{\"op\":\"offline\"}", "need \"cpus\""),
+    ] {
+        let (code, _, stderr) = simulate(&["--host-shape", "1s4c2t"], events);
+        assert_eq!(code, Some(2), "{events}");
+        assert!(stderr.starts_with("virt-pin: error[usage]: ") && stderr.contains(part), "{events}: {stderr}");
+    }
+    let (code, _, stderr) = simulate(&["--host-shape", "1s4c"], "");
+    assert!(code == Some(2) && stderr.contains("host shape \"1s4c\""), "{stderr}");
+    let long = format!("{{\"op\":\"stop\",\"id\":\"{}\"}}", "a".repeat(2 << 20));
+    assert!(simulate(&["--host-shape", "1s4c2t"], &long).2.contains("longer than"));
+}
