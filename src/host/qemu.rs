@@ -106,7 +106,6 @@ pub fn lives(root: &Root, name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::Read;
 
     #[test]
     fn a_status_is_read() {
@@ -135,21 +134,14 @@ mod tests {
         let path = dir.path().join("run/libvirt/qemu/vm.pid");
         std::fs::File::create(&path).unwrap().write_all(b"1\n").unwrap();
         assert_eq!(living_pid(&root, "vm").unwrap(), None);
-        // Locks of our own process do not conflict, so another one has to hold it.
-        let script = format!(
-            "import fcntl,sys\nf=open({path:?},'r+')\nfcntl.lockf(f,fcntl.LOCK_EX)\nprint(1,flush=True)\nsys.stdin.read()"
-        );
-        let mut holder = std::process::Command::new("python3")
-            .args(["-c", &script])
-            .stdin(std::process::Stdio::piped())
-            .stdout(std::process::Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut line = [0; 2];
-        holder.stdout.as_mut().unwrap().read_exact(&mut line).unwrap();
-        assert_eq!(living_pid(&root, "vm").unwrap(), i32::try_from(holder.id()).ok());
-        drop(holder.stdin.take());
-        holder.wait().unwrap();
+        // POSIX locks of our own process do not conflict with it; one of an open file does, and has no pid.
+        let held = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+        let kind = |kind: libc::c_int| libc::c_short::try_from(kind).unwrap();
+        let whole =
+            libc::flock { l_type: kind(libc::F_WRLCK), l_whence: kind(libc::SEEK_SET), l_start: 0, l_len: 0, l_pid: 0 };
+        fcntl(&held, FcntlArg::F_OFD_SETLK(&whole)).unwrap();
+        assert_eq!(living_pid(&root, "vm").unwrap(), Some(-1));
+        drop(held);
         assert_eq!(living_pid(&root, "vm").unwrap(), None);
     }
 }
