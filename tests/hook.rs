@@ -244,12 +244,24 @@ fn errors_in_the_policy_name_what_is_accepted() {
                  \"iothreads\", \"core-class\", \"topology\", \"locality\", \"isolation\", \"realtime\", \"fallback\"";
     for (policy, sentence, accepted) in [
         ("polcy='dedicated'", "unknown policy attribute \"polcy\"", names),
-        ("policy='Dedicated'", "policy policy=\"Dedicated\" is not a value", "\"shared\", \"dedicated\""),
-        ("policy='dedicated' cores='half'", "policy cores=\"half\" is not a value", "\"whole\", \"thread\""),
-        ("policy='dedicated' numa=''", "policy numa=\"\" is not a value", "\"prefer\", \"single\", \"any\""),
+        (
+            "policy='Dedicated'",
+            "unknown value \"Dedicated\" of policy attribute \"policy\"",
+            "\"shared\", \"dedicated\"",
+        ),
+        (
+            "policy='dedicated' cores='half'",
+            "unknown value \"half\" of policy attribute \"cores\"",
+            "\"whole\", \"thread\"",
+        ),
+        (
+            "policy='dedicated' numa=''",
+            "unknown value \"\" of policy attribute \"numa\"",
+            "\"prefer\", \"single\", \"any\"",
+        ),
         (
             "policy='dedicated' emulator='x'",
-            "policy emulator=\"x\" is not a value",
+            "unknown value \"x\" of policy attribute \"emulator\"",
             "\"housekeeping\", \"isolate\", \"share\"",
         ),
     ] {
@@ -628,7 +640,7 @@ fn a_configuration_that_cannot_be_read() {
         ("pinnable_cpus = \"2-\"\n", "/etc/virt-pin/virt-pin.toml:1: pinnable_cpus = \"2-\": "),
         ("\npinnable = 1\n", "/etc/virt-pin/virt-pin.toml:2: pinnable: unknown key"),
         ("pinnable_cpus = 2\n", "must be a string, not a number"),
-        ("[[domain]]\nmatch = \"*\"\npolicy = \"exclusive\"\n", ":3: policy: policy policy=\"exclusive\""),
+        ("[[domain]]\nmatch = \"*\"\npolicy = \"exclusive\"\n", ":3: policy: unknown value \"exclusive\" of policy attribute"),
         ("\0", "not TOML"),
     ] {
         let machine = machine();

@@ -259,7 +259,9 @@ impl Policy {
     }
 
     fn set(&mut self, attribute: &Attribute, value: &str) -> Result<()> {
-        let unknown = || invalid(format!("policy {}=\"{value}\" is not a value", attribute.name), attribute.values);
+        let unknown = || {
+            invalid(format!("unknown value \"{value}\" of policy attribute \"{}\"", attribute.name), attribute.values)
+        };
         let helpers = || match value {
             "housekeeping" => Ok(Helpers::Housekeeping),
             "isolate" => Ok(Helpers::Isolate),
@@ -366,10 +368,18 @@ mod tests {
     #[test]
     fn unknown_never_means_default() {
         refused(&[("polcy", "dedicated")], Code::PolicyInvalid, "unknown policy attribute \"polcy\"");
-        refused(&[("policy", "Dedicated")], Code::PolicyInvalid, "policy policy=\"Dedicated\" is not a value");
-        refused(&[("numa", "")], Code::PolicyInvalid, "policy numa=\"\" is not a value");
-        refused(&[("cache", "spread")], Code::PolicyInvalid, "policy cache=\"spread\" is not a value");
-        refused(&[("isolation", "isolated")], Code::PolicyInvalid, "policy isolation=\"isolated\" is not a value");
+        refused(
+            &[("policy", "Dedicated")],
+            Code::PolicyInvalid,
+            "unknown value \"Dedicated\" of policy attribute \"policy\"",
+        );
+        refused(&[("numa", "")], Code::PolicyInvalid, "unknown value \"\" of policy attribute \"numa\"");
+        refused(&[("cache", "spread")], Code::PolicyInvalid, "unknown value \"spread\" of policy attribute \"cache\"");
+        refused(
+            &[("isolation", "isolated")],
+            Code::PolicyInvalid,
+            "unknown value \"isolated\" of policy attribute \"isolation\"",
+        );
         refused(&[("nodes", "x")], Code::PolicyInvalid, "policy nodes=\"x\" is not a list of nodes");
         refused(&[("nodes", " ")], Code::PolicyInvalid, "policy nodes=\"\" names no node");
         for count in ["0", "-1", "1.5", "+2", "65536", "", " 2", "٢"] {

@@ -213,7 +213,7 @@ mod tests {
             ("[[domain]]\nmatch = \"a\"\npolicy = true", "x:3: policy: must be a string, not true or false"),
             (
                 "[[domain]]\nmatch = \"a\"\npolicy = \"Dedicated\"",
-                "x:3: policy: policy policy=\"Dedicated\" is not a value",
+                "x:3: policy: unknown value \"Dedicated\" of policy attribute \"policy\"",
             ),
         ] {
             let error = Fragment::parse("x", text).unwrap_err();
