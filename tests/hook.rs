@@ -640,7 +640,10 @@ fn a_configuration_that_cannot_be_read() {
         ("pinnable_cpus = \"2-\"\n", "/etc/virt-pin/virt-pin.toml:1: pinnable_cpus = \"2-\": "),
         ("\npinnable = 1\n", "/etc/virt-pin/virt-pin.toml:2: pinnable: unknown key"),
         ("pinnable_cpus = 2\n", "must be a string, not a number"),
-        ("[[domain]]\nmatch = \"*\"\npolicy = \"exclusive\"\n", ":3: policy: unknown value \"exclusive\" of policy attribute"),
+        (
+            "[[domain]]\nmatch = \"*\"\npolicy = \"exclusive\"\n",
+            ":3: policy: unknown value \"exclusive\" of policy attribute",
+        ),
         ("\0", "not TOML"),
     ] {
         let machine = machine();

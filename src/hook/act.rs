@@ -122,6 +122,8 @@ impl Event<'_> {
             state.replace(&leases)?;
         }
         self.clean_up(&leases, void);
+        // A former attempt had another id of libvirt's, and so another cgroup.
+        self.remove_cgroup(&leases, existing.and_then(|former| former.cgroup));
         if let Some((mount, path, iothreads)) = place {
             if let Err(error) = tree::make(self.root, mount, &path, &iothreads, &plan) {
                 leases.remove(self.uuid);
@@ -178,10 +180,9 @@ impl Event<'_> {
     fn hold_nothing(&self) -> Result<()> {
         let Ok(leases) = lock::read(self.root) else { return Ok(()) };
         if let (Ok(Confinement::BeforeExec { mount }), Some(id)) = (enforce::confinement(self.root), self.identity.id) {
-            let path = tree::path(&mount, read::partition(self.domain).as_deref(), id, &self.identity.name)?;
-            if !leases.iter().any(|lease| lease.cgroup.as_ref() == Some(&path)) {
-                tree::remove(self.root, &path);
-            }
+            // A partition that makes no path is libvirt's to refuse.
+            let path = tree::path(&mount, read::partition(self.domain).as_deref(), id, &self.identity.name);
+            self.remove_cgroup(&leases, path.ok());
         }
         if leases.get(self.uuid).is_none() {
             return Ok(());
@@ -332,14 +333,17 @@ impl Event<'_> {
     /// What ended leases leave behind, once they are off the books.
     fn clean_up(&self, leases: &Leases, ended: Vec<(Lease, &'static str)>) {
         for (lease, reason) in ended {
-            // libvirt uses ids again: the directory may belong to a lease that lives.
-            let path =
-                lease.cgroup.as_ref().filter(|path| !leases.iter().any(|other| other.cgroup.as_ref() == Some(*path)));
-            if let Some(path) = path {
-                tree::remove(self.root, path);
-            }
+            self.remove_cgroup(leases, lease.cgroup.clone());
             let message = format!("lease ended: {reason}");
             self.journal.record((&lease.name, lease.uuid), None, Some(&lease.cpus()), &message);
+        }
+    }
+
+    /// Removes a cgroup tree unless a lease has it: libvirt uses ids again, so another may live there by now.
+    fn remove_cgroup(&self, leases: &Leases, path: Option<String>) {
+        let unowned = |path: &String| !leases.iter().any(|lease| lease.cgroup.as_ref() == Some(path));
+        if let Some(path) = path.filter(unowned) {
+            tree::remove(self.root, &path);
         }
     }
 
