@@ -425,12 +425,14 @@ pub fn counted(number: impl Into<u64>, noun: &str) -> String {
     if number == 1 { format!("1 {noun}") } else { format!("{number} {noun}s") }
 }
 
-/// The text with every control character escaped, so that a VM's name cannot forge log lines or drive a terminal.
+/// The text with every control character escaped, so that a VM's name cannot forge log lines or drive a terminal; and
+/// those that a reader does not see, or that reorder what he sees.
 pub fn printable(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
-        // U+202A..U+202E and U+2066..U+2069 reorder what a reader sees.
-        if c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{2028}' | '\u{2029}') {
+        let unseen = matches!(c, '\u{200b}'..='\u{200f}' | '\u{61c}' | '\u{2060}' | '\u{feff}');
+        let reorders = matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+        if c.is_control() || unseen || reorders {
             out.extend(c.escape_default());
         } else {
             out.push(c);
@@ -473,5 +475,6 @@ mod tests {
             Some("virt-pin: error[cpu.placement.shortage]: domain \"a\\nb\\u{1b}[31m\" needs 2 cores")
         );
         assert_eq!(text.lines().count(), 3);
+        assert_eq!(printable("a\u{202e}b\u{200d}c é 虚 😀\t"), "a\\u{202e}b\\u{200d}c é 虚 😀\\t");
     }
 }

@@ -115,6 +115,11 @@ enum Verb {
 }
 
 impl Verb {
+    /// Whether the answer is a sentence about what was done.
+    fn only_says(&self) -> bool {
+        matches!(self, Verb::Gather { file: Some(_) } | Verb::Install { .. } | Verb::Uninstall | Verb::Sync { .. })
+    }
+
     /// Whether the verb changes the machine or asks its libvirt, so that a description cannot stand in for it.
     fn needs_this_machine(&self) -> bool {
         matches!(self, Verb::Install { .. } | Verb::Uninstall | Verb::Sync { .. } | Verb::Reconcile)
@@ -208,6 +213,7 @@ fn run(arguments: Arguments) -> Result<Answer> {
     if context.root.is_description() && arguments.verb.needs_this_machine() {
         return Err(Error::new(Code::Usage, "this verb works on this machine, not on a description (--host)"));
     }
+    let says = arguments.verb.only_says();
     let text = match arguments.verb {
         Verb::Explain { subject } => return explain::explain(&context, &subject),
         Verb::Check => return check::check(&context),
@@ -223,7 +229,9 @@ fn run(arguments: Arguments) -> Result<Answer> {
         Verb::Sync { domain, after_stdin } => sync::sync(&context, &domain, after_stdin),
         Verb::Reconcile => reconcile::reconcile(&context),
     };
-    text.map(Answer::from)
+    let text = text?;
+    // What is data already (a document, a description) stays as it is.
+    Ok(if context.json && says { to_json(&serde_json::json!({ "message": text }))?.into() } else { text.into() })
 }
 
 fn context(arguments: &Arguments) -> Result<Context> {

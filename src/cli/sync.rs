@@ -25,6 +25,9 @@ pub(super) fn sync(context: &Context, domain: &str, after_stdin: bool) -> Result
         // Out of the daemon's session: it is not for us to end with it.
         let _ = nix::unistd::setsid();
     }
+    if !after_stdin {
+        subject::lease(&lock::read(&context.root)?, domain)?;
+    }
     // Connecting takes a while and needs no domain: it overlaps with the end of the hook.
     let libvirt = Libvirt::connect()?;
     if after_stdin {

@@ -127,7 +127,10 @@ impl Event<'_> {
         if let Some((mount, path, iothreads)) = place {
             if let Err(error) = tree::make(self.root, mount, &path, &iothreads, &plan) {
                 leases.remove(self.uuid);
-                state.replace(&leases)?;
+                let error = match state.replace(&leases) {
+                    Ok(()) => error,
+                    Err(also) => error.because(also),
+                };
                 return Err(self.named(error));
             }
         }
