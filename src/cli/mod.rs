@@ -10,6 +10,7 @@ mod explain;
 mod gather;
 mod install;
 mod lease;
+mod map;
 mod reconcile;
 mod subject;
 mod sync;
@@ -60,6 +61,12 @@ enum Verb {
     },
     /// Show how many CPUs and whole cores are free, leased and withheld.
     Capacity,
+    /// Draw the machine: every hardware thread, and who has it.
+    Map {
+        /// Write a picture to FILE, a new one, instead.
+        #[arg(long, value_name = "FILE")]
+        svg: Option<PathBuf>,
+    },
     /// Show the machine: packages, nodes, last-level caches, cores, threads.
     Topology,
     /// Say what a VM would get now, or why not, step by step.
@@ -200,6 +207,7 @@ fn run(arguments: Arguments) -> Result<Answer> {
         Verb::List => lease::list(&context),
         Verb::Lease { domain } => lease::lease(&context, &domain),
         Verb::Capacity => capacity::capacity(&context),
+        Verb::Map { svg } => map::map(&context, svg.as_deref()),
         Verb::Topology => topology::topology(&context),
         Verb::Transform { file } => transform::transform(&context, &file),
         Verb::Gather { file } => gather::gather(&context, file.as_deref()),
