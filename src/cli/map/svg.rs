@@ -120,10 +120,10 @@ fn cell(cell: &Cell<'_>) -> String {
     let ink = square(&mut svg, cell.role, cell.lease.map_or(0, |(_, tint)| tint));
     let middle = CELL / 2;
     let size = if cell.mark.len() > 2 { " font-size=\"10\"" } else { "" };
-    let _ = write!(
+    let _ = writeln!(
         svg,
         "<text class=\"mark\" x=\"{middle}\" y=\"17\" style=\"fill:{ink}\"{size}>{}</text><text class=\"number\" \
-         x=\"{middle}\" y=\"30\" style=\"fill:{ink}\">{}</text></g>\n",
+         x=\"{middle}\" y=\"30\" style=\"fill:{ink}\">{}</text></g>",
         escape(cell.mark.as_str()),
         cell.cpu
     );
