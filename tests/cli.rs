@@ -162,10 +162,16 @@ fn map() {
 
  Package 1, node 1
    4  [Bb][++][1-][..]   LLC 4: 4-7,12-15
-"
-        .to_owned()
-            + "
-      Name   State      CPUs
+
+     Name   State      CPUs
+------------------------------------------------
+ A   vm1    reserved   2,10
+ B   a<b    reserved   4; parked 12; extra 5,13
+ 1   vm7    reserved   6
+
+ A vCPU (3)   a parked sibling (1)   + emulator or I/O threads (2)
+ 1 pinned by hand (1)   . free (4)   - free, no whole core (1)
+ = housekeeping (4)
 "
     );
 }
