@@ -170,7 +170,7 @@ fn map() {
  1   vm7    reserved   6
 
  A vCPU (3)   a parked sibling (1)   + emulator or I/O threads (2)
- 1 pinned by hand (1)   . free (4)   - free, no whole core (1)
+ 1 pinned by hand (1)   . free (4)   - free but no whole core (1)
  = housekeeping (4)
 "
     );

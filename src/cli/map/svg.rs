@@ -31,11 +31,11 @@ const LINE: usize = 20;
 const TINTS: [(&str, &str); 7] = [
     ("#56b4e9", "#000"),
     ("#e69f00", "#000"),
-    ("#009e73", "#fff"),
+    ("#009e73", "#000"),
     ("#f0e442", "#000"),
     ("#0072b2", "#fff"),
     ("#cc79a7", "#000"),
-    ("#d55e00", "#fff"),
+    ("#d55e00", "#000"),
 ];
 
 /// Something drawn at the origin, with its size.
@@ -119,10 +119,14 @@ fn cell(cell: &Cell<'_>) -> String {
     let mut svg = format!("<g><title>{}</title>", escape(words.as_str()));
     let ink = square(&mut svg, cell.role, cell.lease.map_or(0, |(_, tint)| tint));
     let middle = CELL / 2;
-    let size = if cell.mark.len() > 2 { " font-size=\"10\"" } else { "" };
+    let size = match cell.mark.len() {
+        1 => 14,
+        2 => 12,
+        _ => 9,
+    };
     let _ = writeln!(
         svg,
-        "<text class=\"mark\" x=\"{middle}\" y=\"17\" style=\"fill:{ink}\"{size}>{}</text><text class=\"number\" \
+        "<text class=\"mark\" x=\"{middle}\" y=\"17\" style=\"fill:{ink};font-size:{size}px\">{}</text><text class=\"number\" \
          x=\"{middle}\" y=\"30\" style=\"fill:{ink}\">{}</text></g>",
         escape(cell.mark.as_str()),
         cell.cpu

@@ -172,3 +172,107 @@ fn tint(number: usize, style: Style) -> Option<String> {
     let codes = ["36", "33", "35", "32", "34", "31"];
     codes.get(number % codes.len()).filter(|_| style == Style::Colour).map(|&code| code.to_owned())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::alloc::Supply;
+    use crate::alloc::plan::Plan;
+    use crate::alloc::pools::pools;
+    use crate::cpuset::{CpuId, CpuSet, NodeId};
+    use crate::host::{CoreId, Cpu, LlcId, Topology};
+    use crate::lock::leases::{Holds, Lease, Leases, State};
+    use crate::uuid::DomainUuid;
+
+    fn cpu(number: u16, core: Option<u16>) -> Cpu {
+        Cpu {
+            cpu: CpuId(number),
+            online: number != 3,
+            isolated: number == 2,
+            core: core.map(CoreId),
+            package: Some(0),
+            die: None,
+            cluster: None,
+            node: Some(NodeId(0)),
+            llc: Some(LlcId(0)),
+            class: None,
+        }
+    }
+
+    fn set(list: &str) -> CpuSet {
+        CpuSet::parse_kernel_list(list).unwrap()
+    }
+
+    fn lease(number: u8, holds: Holds) -> Lease {
+        Lease {
+            uuid: DomainUuid::parse(&format!("00000000-0000-0000-0000-{number:012}")).unwrap(),
+            name: format!("vm{number}"),
+            state: State::Running,
+            holds,
+            domain_id: None,
+            cgroup: None,
+            daemon: None,
+            qemu: None,
+            since: 0,
+        }
+    }
+
+    /// One CPU of almost every kind.
+    fn drawn(style: Style) -> String {
+        let cores = [Some(0), Some(0), None, None, Some(4), Some(4), Some(6), Some(6)];
+        let cpus = (0..).zip(cores).map(|(number, core)| cpu(number, core)).collect();
+        let topology = Topology::new(cpus, Vec::new(), CpuSet::new(), Vec::new());
+        let plan = Plan {
+            vcpus: vec![CpuId(0)],
+            whole: true,
+            parked: set("1"),
+            extra: CpuSet::new(),
+            emulator: set("6"),
+            iothreads: set("6"),
+            nodes: BTreeSet::new(),
+            memory_nodes: None,
+            guest: None,
+        };
+        let mut leases = Leases::default();
+        leases.put(lease(1, Holds::Dedicated(plan)));
+        leases.put(lease(2, Holds::Static(set("4"))));
+        leases.put(lease(3, Holds::Static(set("4-5"))));
+        let (pinnable, taken, housekeeping) = (set("0-1,6"), set("0-1,4-6"), CpuSet::new());
+        let supply = Supply { topology: &topology, pinnable: &pinnable, taken: &taken, housekeeping: &housekeeping };
+        render(&Map::new(&topology, &leases, &pools(&supply)), style)
+    }
+
+    #[test]
+    fn every_kind_has_its_sign() {
+        let expected = "\
+\x20Package 0, node 0
+  0  [Aa](!)[*2][%?]   LLC 0: 0-2,4-7
+
+ Offline
+  3   _                CPUs 3
+
+     Name   State     CPUs
+----------------------------------
+ A   vm1    running   0; parked 1
+ 1   vm2    running   4
+ 2   vm3    running   4-5
+
+";
+        let text = drawn(Style::Plain);
+        assert!(text.starts_with(expected), "{text}");
+        assert!(text.lines().all(|line| line.len() <= 80), "{text}");
+        assert!(text.ends_with(" _ offline (1)\n ( ) siblings unknown\n"), "{text}");
+    }
+
+    #[test]
+    fn colours_change_no_character() {
+        let text = drawn(Style::Colour);
+        assert!(text.contains("\u{1b}[1;36mA\u{1b}[0m\u{1b}[36ma\u{1b}[0m"), "{text}");
+        let pieces = text
+            .split('\u{1b}')
+            .map(|piece| piece.split_once('m').filter(|_| piece.starts_with('[')).map_or(piece, |(_, rest)| rest));
+        assert_eq!(pieces.collect::<String>(), drawn(Style::Plain));
+    }
+}
