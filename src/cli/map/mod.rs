@@ -4,6 +4,7 @@
 //! ([`text`], [`svg`]) are pure. Nothing that is there is ever overwritten.
 
 mod model;
+mod role;
 mod svg;
 mod text;
 

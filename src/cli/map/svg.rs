@@ -7,7 +7,8 @@ use std::fmt::Write;
 
 use quick_xml::escape::escape;
 
-use super::model::{Cache, Cell, Core, Map, Role};
+use super::model::{Cache, Cell, Core, Map};
+use super::role::Role;
 use super::text::short;
 use crate::cli::lease::state;
 use crate::cli::table::wrapped;

@@ -1,6 +1,7 @@
 //! The map for a terminal, at most 80 columns wide: letters and signs that need no colour, and colours that help. Pure.
 
-use super::model::{Cache, Cell, Core, Map, Role};
+use super::model::{Cache, Cell, Core, Map};
+use super::role::Role;
 use crate::cli::lease::state;
 use crate::cli::table::{columns, wrapped};
 use crate::error::printable;
