@@ -151,6 +151,79 @@ fn capacity() {
 }
 
 #[test]
+fn map() {
+    let machine = machine();
+    machine.prepare(&Vm::new(4, 1).with("emulator='isolate'").named("a<b"));
+    let text = machine.cli(&["map"]).printed();
+    assert_eq!(
+        text,
+        " Package 0, node 0
+   0  [==][==][AA][..]   LLC 0: 0-3,8-11
+
+ Package 1, node 1
+   4  [Bb][++][1-][..]   LLC 4: 4-7,12-15
+
+     Name   State      CPUs
+------------------------------------------------
+ A   vm1    reserved   2,10
+ B   a<b    reserved   4; parked 12; extra 5,13
+ 1   vm7    reserved   6
+
+ A vCPU (3)   a parked sibling (1)   + emulator or I/O threads (2)
+ 1 pinned by hand (1)   . free (4)   - free but no whole core (1)
+ = housekeeping (4)
+"
+    );
+}
+
+#[test]
+fn maps_of_other_machines() {
+    let shape = |shape, pinnable| Machine::shaped(shape, pinnable).cli(&["map"]).printed();
+    assert_eq!(
+        shape(Shape(1, 4, 1), "1-3"),
+        " Package 0, node 0\n  0  [=][.][.][.]   LLC 0: 0-3\n\n . free (3)   = housekeeping (1)\n"
+    );
+    let big = Machine::shaped(Shape(2, 128, 2), "2-511");
+    (1..=30).for_each(|number| drop(big.prepare(&Vm::new(number, 6))));
+    let text = big.cli(&["map"]).printed();
+    assert!(text.lines().all(|line| line.chars().count() <= 80) && text.contains("[AA AA]"), "{text}");
+    assert!(text.contains(" BD   vm30 ") && text.lines().count() < 120, "{text}");
+    let host = |name: &str| {
+        let file = format!("{}/tests/hosts/{name}.host", env!("CARGO_MANIFEST_DIR"));
+        big.cli(&["--host", &file, "--pinnable", "1-9", "map"]).printed()
+    };
+    let hybrid = host("hybrid-lowpower");
+    assert!(hybrid.contains("  0  [=-][..]       LLC 0, performance: 0-3\n"), "{hybrid}");
+    assert!(hybrid.contains("  4  [.][.][.][.]   LLC 0, efficiency: 4-7\n"), "{hybrid}");
+    let offline = host("offline-siblings");
+    assert!(offline.contains(" Offline\n  5   _  _            CPUs 5-6\n"), "{offline}");
+    let unknown = host("broken-firmware");
+    assert!(unknown.contains("  0  (=)(-)   LLC 0: 0-1\n") && unknown.contains("( ) siblings unknown"), "{unknown}");
+}
+
+#[test]
+fn map_as_a_picture() {
+    let machine = machine();
+    machine.prepare(&Vm::new(4, 1).with("emulator='isolate'").named("a<b&c"));
+    let file = machine.path("/map.svg");
+    machine.cli(&["map", "--svg", file.to_str().unwrap()]).printed();
+    let svg = machine.read("/map.svg");
+    let document = roxmltree::Document::parse(&svg).unwrap();
+    let titles: Vec<_> =
+        document.descendants().filter(|node| node.has_tag_name("title")).filter_map(|t| t.text()).collect();
+    assert!(titles.contains(&"virt-pin map: 16 CPUs, 3 leases"), "{titles:?}");
+    assert!(titles.iter().any(|title| title.ends_with(": vCPU, a<b&c")), "{titles:?}");
+    assert_eq!(titles.iter().filter(|title| title.starts_with("CPU ")).count(), 16);
+    // Never overwritten.
+    machine.cli(&["map", "--svg", file.to_str().unwrap()]).refused(Code::HostIo);
+    assert_eq!(machine.read("/map.svg"), svg);
+    let view = machine.json(&["map"]);
+    assert_eq!(view["cpus"][0], json!({ "cpu": 0, "use": "housekeeping", "lease": null }));
+    let holder = "00000000-0000-0000-0000-000000000001";
+    assert_eq!(view["cpus"][2], json!({ "cpu": 2, "use": "vcpu", "lease": holder }));
+}
+
+#[test]
 fn topology_of_the_machine() {
     let machine = machine();
     let text = machine.cli(&["topology"]).printed();

@@ -119,7 +119,7 @@ fn kind(lease: &Lease) -> &'static str {
     }
 }
 
-fn state(lease: &Lease) -> &'static str {
+pub(super) fn state(lease: &Lease) -> &'static str {
     match lease.state {
         State::Provisional => "provisional",
         State::Reserved => "reserved",

@@ -10,6 +10,7 @@ mod explain;
 mod gather;
 mod install;
 mod lease;
+mod map;
 mod reconcile;
 mod simulate;
 mod subject;
@@ -64,6 +65,12 @@ enum Verb {
         /// Also say how many more VMs of so many cores and threads on each would fit, such as 4x2.
         #[arg(long = "for", value_name = "CORESxTHREADS")]
         shape: Option<String>,
+    },
+    /// Draw the machine: every hardware thread, and who has it.
+    Map {
+        /// Write a picture to FILE, a new one, instead.
+        #[arg(long, value_name = "FILE")]
+        svg: Option<PathBuf>,
     },
     /// Show the machine: packages, nodes, last-level caches, cores, threads.
     Topology,
@@ -221,6 +228,7 @@ fn run(arguments: Arguments) -> Result<Answer> {
         Verb::List => lease::list(&context),
         Verb::Lease { domain } => lease::lease(&context, &domain),
         Verb::Capacity { shape } => capacity::capacity(&context, shape.as_deref()),
+        Verb::Map { svg } => map::map(&context, svg.as_deref()),
         Verb::Topology => topology::topology(&context),
         Verb::Transform { file } => transform::transform(&context, &file),
         Verb::Gather { file } => gather::gather(&context, file.as_deref()),
