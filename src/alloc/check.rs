@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::Supply;
 use super::plan::Plan;
-use super::policy::{Cores, GuestView, Helpers, Span, ThreadsPerCore};
+use super::policy::{Cores, GuestView, OtherThreads, Span, ThreadsPerCore};
 use super::refusal::Refusal;
 use super::request::Request;
 use crate::cpuset::{CpuId, CpuSet};
@@ -41,11 +41,11 @@ pub fn check(supply: &Supply<'_>, request: &Request, plan: &Plan) -> Result<(), 
     let wishes = [(request.policy.emulator, &plan.emulator), (request.policy.iothreads, &plan.iothreads)];
     for (index, (place, cpus)) in wishes.into_iter().enumerate() {
         let holds = match place {
-            Helpers::Housekeeping => cpus.is_subset(supply.housekeeping),
-            Helpers::Share => *cpus == vcpus,
+            OtherThreads::Housekeeping => cpus.is_subset(supply.housekeeping),
+            OtherThreads::Share => *cpus == vcpus,
             // Without I/O threads no CPU is set aside for them: those plugged in later join the emulator.
-            Helpers::Isolate if index == 1 && request.iothreads == 0 => *cpus == plan.emulator,
-            Helpers::Isolate => cpus.is_subset(&plan.extra),
+            OtherThreads::Isolate if index == 1 && request.iothreads == 0 => *cpus == plan.emulator,
+            OtherThreads::Isolate => cpus.is_subset(&plan.extra),
         };
         if !holds {
             return broken("emulator and I/O threads run where the policy says");

@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::choose::{self, Choice, Demand, Piece, Room};
 use super::plan::{GuestTopology, Plan};
-use super::policy::{Cores, GuestView, Helpers, Memory, Span, ThreadsPerCore};
+use super::policy::{Cores, GuestView, Memory, OtherThreads, Span, ThreadsPerCore};
 use super::refusal::Refusal;
 use super::request::{GuestMemory, Pages, Request};
 use super::{Steps, Supply};
@@ -89,8 +89,8 @@ fn impossible(supply: &Supply<'_>, request: &Request) -> Result<(), Refusal> {
             "correct the nodes attribute",
         );
     }
-    let helpers = [policy.emulator, policy.iothreads];
-    if helpers.contains(&Helpers::Housekeeping) && supply.housekeeping.is_empty() {
+    let others = [policy.emulator, policy.iothreads];
+    if others.contains(&OtherThreads::Housekeeping) && supply.housekeeping.is_empty() {
         return never(
             "emulator and I/O threads need a housekeeping CPU, but every online CPU is pinnable or leased".to_owned(),
             "take a core out of pinnable_cpus, or set emulator and iothreads to \"isolate\" or \"share\"",
@@ -163,8 +163,8 @@ fn withheld(supply: &Supply<'_>, request: &Request) -> CpuSet {
 
 /// Step 2.
 fn demand(request: &Request) -> Demand {
-    let emulator = request.policy.emulator == Helpers::Isolate;
-    let iothreads = request.policy.iothreads == Helpers::Isolate && request.iothreads > 0;
+    let emulator = request.policy.emulator == OtherThreads::Isolate;
+    let iothreads = request.policy.iothreads == OtherThreads::Isolate && request.iothreads > 0;
     Demand {
         vcpus: u32::from(request.vcpus),
         extra: usize::from(emulator) + usize::from(iothreads),
@@ -213,10 +213,10 @@ fn order(supply: &Supply<'_>, request: &Request, choice: &Choice<'_>) -> Plan {
     let all = |pieces: &[&Piece]| pieces.iter().flat_map(|piece| piece.cpus.iter().copied()).collect::<CpuSet>();
     let vcpu_cpus: CpuSet = vcpus.iter().copied().collect();
     let mut extra = choice.extra.iter();
-    let mut seat = |helpers, isolated: &CpuSet| match helpers {
-        Helpers::Housekeeping => supply.housekeeping.clone(),
-        Helpers::Share => vcpu_cpus.clone(),
-        Helpers::Isolate => extra.next().map_or_else(|| isolated.clone(), |piece| all(&[*piece])),
+    let mut seat = |others, isolated: &CpuSet| match others {
+        OtherThreads::Housekeeping => supply.housekeeping.clone(),
+        OtherThreads::Share => vcpu_cpus.clone(),
+        OtherThreads::Isolate => extra.next().map_or_else(|| isolated.clone(), |piece| all(&[*piece])),
     };
     let emulator = seat(request.policy.emulator, &CpuSet::new());
     let iothreads = seat(request.policy.iothreads, &emulator);
@@ -313,7 +313,7 @@ fn refuse(supply: &Supply<'_>, request: &Request, free: &[Piece], demand: &Deman
         _ => "",
     };
     let (available, total) = (most_in_one(free, request), most_in_one(&all, request));
-    let helpers =
+    let others =
         if demand.extra > 0 { format!(", {} for emulator or I/O threads", demand.extra) } else { String::new() };
     let vcpus = match request.policy.cores {
         Cores::Whole => format!("{}, {per_piece} on each", counted(request.vcpus, "vCPU")),
@@ -321,7 +321,7 @@ fn refuse(supply: &Supply<'_>, request: &Request, free: &[Piece], demand: &Deman
     };
     let refusal = |code, found: String, free| Refusal {
         room: Some(error::Room { needed, free, unit }),
-        ..Refusal::new(code, format!("needs {}{one} ({vcpus}{helpers}), {found}", counted(needed, unit)))
+        ..Refusal::new(code, format!("needs {}{one} ({vcpus}{others}), {found}", counted(needed, unit)))
     };
     if let (true, ThreadsPerCore::Exactly(threads)) = (all.is_empty(), request.policy.threads_per_core) {
         let found = format!(

@@ -156,7 +156,7 @@ pub enum Span {
 
 /// Where QEMU's threads that are not vCPUs run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Helpers {
+pub enum OtherThreads {
     /// On the housekeeping CPUs.
     #[default]
     Housekeeping,
@@ -204,9 +204,9 @@ pub struct Policy {
     /// `memory`
     pub memory: Memory,
     /// `emulator`
-    pub emulator: Helpers,
+    pub emulator: OtherThreads,
     /// `iothreads`
-    pub iothreads: Helpers,
+    pub iothreads: OtherThreads,
     /// `core-class`; `None` = any.
     pub core_class: Option<CoreClass>,
     /// `topology`
@@ -262,10 +262,10 @@ impl Policy {
         let unknown = || {
             invalid(format!("unknown value \"{value}\" of policy attribute \"{}\"", attribute.name), attribute.values)
         };
-        let helpers = || match value {
-            "housekeeping" => Ok(Helpers::Housekeeping),
-            "isolate" => Ok(Helpers::Isolate),
-            "share" => Ok(Helpers::Share),
+        let threads = || match value {
+            "housekeeping" => Ok(OtherThreads::Housekeeping),
+            "isolate" => Ok(OtherThreads::Isolate),
+            "share" => Ok(OtherThreads::Share),
             _ => Err(unknown()),
         };
         let span = || match value {
@@ -298,8 +298,8 @@ impl Policy {
             }
             "numa" if attribute.values.contains(&value) => self.numa = span()?,
             "cache" if attribute.values.contains(&value) => self.cache = span()?,
-            "emulator" => self.emulator = helpers()?,
-            "iothreads" => self.iothreads = helpers()?,
+            "emulator" => self.emulator = threads()?,
+            "iothreads" => self.iothreads = threads()?,
             name => match (name, value) {
                 ("policy", "shared") => self.kind = Kind::Shared,
                 ("policy", "dedicated") => self.kind = Kind::Dedicated,

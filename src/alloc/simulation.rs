@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use super::plan::Plan;
-use super::policy::Helpers;
+use super::policy::OtherThreads;
 use super::refusal::Refusal;
 use super::request::Request;
 use super::{Supply, plan};
@@ -61,10 +61,10 @@ impl Simulation {
         let supply =
             Supply { topology: &self.host, pinnable: &self.pinnable, taken: &taken, housekeeping: &housekeeping };
         let mut asked = request.clone();
-        let elsewhere = |helpers: &mut Helpers| {
-            let elsewhere = housekeeping.is_empty() && *helpers == Helpers::Housekeeping;
+        let elsewhere = |others: &mut OtherThreads| {
+            let elsewhere = housekeeping.is_empty() && *others == OtherThreads::Housekeeping;
             if elsewhere {
-                *helpers = Helpers::Share;
+                *others = OtherThreads::Share;
             }
             elsewhere
         };

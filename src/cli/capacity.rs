@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::table::{columns, wrapped};
 use super::{Context, to_json};
-use crate::alloc::policy::{Helpers, Kind, Policy, ThreadsPerCore};
+use crate::alloc::policy::{Kind, OtherThreads, Policy, ThreadsPerCore};
 use crate::alloc::pools::{Pools, how_many_fit, pools};
 use crate::alloc::request::Request;
 use crate::cpuset::CpuSet;
@@ -107,8 +107,8 @@ fn request(shape: &str) -> Result<Request> {
         kind: Kind::Dedicated,
         threads_per_core: ThreadsPerCore::Exactly(threads),
         // Only the vCPUs' cores are asked about.
-        emulator: Helpers::Share,
-        iothreads: Helpers::Share,
+        emulator: OtherThreads::Share,
+        iothreads: OtherThreads::Share,
         ..Policy::default()
     };
     Ok(Request { vcpus, iothreads: 0, policy, memory: None })
