@@ -88,7 +88,7 @@ impl Root {
     /// As [`Root::read_if_exists`], and [`Code::HostIo`] when it does not exist.
     pub fn read(&self, path: &str) -> Result<String> {
         self.read_if_exists(path)?
-            .ok_or_else(|| Error::io(Code::HostIo, "read", &self.resolve(path), io::ErrorKind::NotFound.into()))
+            .ok_or_else(|| Error::io(Code::HostIo, "read", &self.resolve(path), Errno::ENOENT.into()))
     }
 
     /// The names in a directory, sorted by bytes; empty where the directory does not exist. Names that are not UTF-8
@@ -131,7 +131,7 @@ impl Root {
         let file = self.resolve(path);
         let failed = |error| Error::io(Code::HostIo, &format!("write \"{value}\" to"), &file, error);
         if self.is_description() {
-            return Err(failed(io::ErrorKind::ReadOnlyFilesystem.into()));
+            return Err(failed(Errno::EROFS.into()));
         }
         // One write(2): the kernel takes each write as a whole value.
         fs::OpenOptions::new()
