@@ -119,10 +119,11 @@ impl Situation {
     pub fn read(root: &Root, settings: &Settings, partition: Option<&str>) -> Result<Situation> {
         let topology = sysfs::read(root)?;
         let reach = cgroup::reach(root, partition)?.unwrap_or_else(|| topology.online().union(&settings.pinnable));
+        // An offline CPU is in nobody's reach; that is not the cgroup's doing.
+        let out_of_reach = settings.pinnable.difference(&reach).intersection(topology.online());
         Ok(Situation {
-            pinnable: settings.pinnable.intersection(&reach),
-            // An offline CPU is in nobody's reach; that is not the cgroup's doing.
-            out_of_reach: settings.pinnable.difference(&reach).intersection(topology.online()),
+            pinnable: settings.pinnable.difference(&out_of_reach),
+            out_of_reach,
             housekeeping: topology
                 .online()
                 .intersection(&reach)

@@ -257,7 +257,7 @@ It would get:
   emulator       7,15
   I/O threads    0-1,8-9
   nodes          0-1
-  true topology  3 cores of 1 thread\n  note: the XML tells the guest otherwise; `virt-pin transform` writes it down
+  true topology  3 cores of 1 thread\n  note: the XML tells the guest otherwise; `virt-pin transform` prints the <topology>
 "
     );
     let view = machine.json(&["explain", "db"]);

@@ -97,7 +97,9 @@ pub(super) fn explain(context: &Context, what: &str) -> Result<Answer> {
         Ok(plan) => {
             let mut text = render(name, &steps, Some(&plan));
             if plan.guest.is_some() && plan.guest != view_of_xml {
-                text.push_str("  note: the XML tells the guest otherwise; `virt-pin transform` writes it down\n");
+                text.push_str(
+                    "  note: the XML tells the guest otherwise; `virt-pin transform` prints the <topology>\n",
+                );
             }
             Ok(text.into())
         }

@@ -106,8 +106,12 @@ pub(super) fn uninstall(context: &Context) -> Result<String> {
 
 /// The hook program beside this command, or where packages put it.
 fn find_hook() -> Result<PathBuf> {
-    let beside = std::env::current_exe().ok().map(|exe| exe.with_file_name("virt-pin-hook"));
-    let candidates: Vec<PathBuf> = beside.into_iter().chain([PACKAGED.into()]).collect();
+    let exe = std::env::current_exe().ok();
+    let beside = exe.as_ref().map(|exe| exe.with_file_name("virt-pin-hook"));
+    // PREFIX/bin/virt-pin and PREFIX/lib/virt-pin/virt-pin-hook.
+    let prefix = exe.as_ref().and_then(|exe| exe.parent()?.parent());
+    let under_prefix = prefix.map(|prefix| prefix.join("lib/virt-pin/virt-pin-hook"));
+    let candidates: Vec<PathBuf> = beside.into_iter().chain(under_prefix).chain([PACKAGED.into()]).collect();
     candidates.iter().find(|path| path.is_file()).cloned().ok_or_else(|| {
         let looked: Vec<_> = candidates.iter().map(|path| path.display().to_string()).collect();
         Error::new(Code::Usage, format!("cannot find virt-pin-hook (looked for {})", looked.join(", ")))

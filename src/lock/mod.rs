@@ -171,6 +171,7 @@ fn not_ours(path: &Path, what: &str) -> Error {
 
 fn denied(verb: &str, path: &Path, source: io::Error) -> Error {
     let hint = match source.kind() {
+        io::ErrorKind::PermissionDenied if !nix::unistd::geteuid().is_root() => Some("run it as root"),
         io::ErrorKind::PermissionDenied => {
             Some("uid 0 was denied: look for SELinux or AppArmor messages in the audit log")
         }
