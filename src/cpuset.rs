@@ -179,7 +179,7 @@ impl CpuSet {
     /// [`ParseError`] for anything else: numbers of [`MAX_CPUS`] or more, backward ranges, a stride of zero, digits that
     /// are not ASCII.
     pub fn parse_kernel_list(text: &str) -> Result<CpuSet, ParseError> {
-        let mut scan = Scan { text, at: 0, limit: MAX_CPUS };
+        let mut scan = Scan { text, at: 0 };
         let mut set = CpuSet::new();
         scan.skip_spaces();
         if scan.at_end() {
@@ -213,7 +213,7 @@ impl CpuSet {
     /// # Errors
     /// [`ParseError`] for what libvirt refuses, and for CPUs of [`MAX_CPUS`] or more (libvirt's own bound is 16384).
     pub fn parse_libvirt_cpuset(text: &str) -> Result<CpuSet, ParseError> {
-        let mut scan = Scan { text, at: 0, limit: MAX_CPUS };
+        let mut scan = Scan { text, at: 0 };
         let mut set = CpuSet::new();
         scan.skip_spaces();
         if scan.at_end() {
@@ -287,11 +287,10 @@ impl fmt::Debug for CpuSet {
     }
 }
 
-/// A cursor over the text of a list. Every number it returns is below `limit`.
+/// A cursor over the text of a list. Every number it returns is below [`MAX_CPUS`].
 struct Scan<'t> {
     text: &'t str,
     at: usize,
-    limit: u16,
 }
 
 impl Scan<'_> {
@@ -334,10 +333,10 @@ impl Scan<'_> {
             value = u16::try_from(digit)
                 .ok()
                 .and_then(|digit| value.checked_mul(10)?.checked_add(digit))
-                .filter(|&value| value < self.limit)
+                .filter(|&value| value < MAX_CPUS)
                 .ok_or_else(|| ParseError {
                     position: start,
-                    reason: format!("number too large, the highest is {}", self.limit - 1),
+                    reason: format!("number too large, the highest is {}", MAX_CPUS - 1),
                 })?;
             self.at += 1;
         }

@@ -102,17 +102,6 @@ pub fn check(supply: &Supply<'_>, request: &Request, plan: &Plan) -> Result<(), 
     Ok(())
 }
 
-/// Whether no vCPU shares its CPU: what holds of a plan whatever was asked.
-///
-/// # Errors
-/// As [`check`].
-pub fn distinct(plan: &Plan) -> Result<(), Refusal> {
-    if plan.vcpu_cpus().len() == plan.vcpus.len() {
-        return Ok(());
-    }
-    Err(Refusal::new(Code::Internal, "two vCPUs share a CPU"))
-}
-
 /// How many of the CPUs each known core has.
 fn per_core(supply: &Supply<'_>, cpus: &CpuSet) -> BTreeMap<CoreId, u16> {
     let mut counts = BTreeMap::new();

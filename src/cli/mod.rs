@@ -20,7 +20,7 @@ pub mod topology;
 mod transform;
 
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -258,6 +258,13 @@ fn context(arguments: &Arguments) -> Result<Context> {
             .map_err(|error| Error::new(Code::Usage, format!("--pinnable \"{list}\": {error}")))
     });
     Ok(Context { root, pinnable: pinnable.transpose()?, json: arguments.json })
+}
+
+/// Writes a new file: nothing that is there is ever overwritten.
+fn write_new(file: &Path, text: &str) -> Result<()> {
+    std::fs::File::create_new(file)
+        .and_then(|mut open| open.write_all(text.as_bytes()))
+        .map_err(|error| Error::io(Code::HostIo, "write", file, error))
 }
 
 /// One line of JSON from values of this module.

@@ -141,13 +141,7 @@ fn ensure_directory(dir: &Path) -> Result<()> {
     if !found.is_dir() {
         return Err(not_ours(dir, "is not a directory"));
     }
-    if found.uid() != nix::unistd::geteuid().as_raw() {
-        return Err(not_ours(dir, &format!("belongs to uid {}", found.uid())));
-    }
-    if found.mode() & 0o022 != 0 {
-        return Err(not_ours(dir, &format!("has mode {:04o}: others may write to it", found.mode() & 0o7777)));
-    }
-    Ok(())
+    ours_alone(dir, &found)
 }
 
 /// Checks that an open file is a regular one that belongs to us.
@@ -156,6 +150,11 @@ fn ours(path: &Path, file: &File) -> Result<()> {
     if !found.is_file() {
         return Err(not_ours(path, "is not a regular file"));
     }
+    ours_alone(path, &found)
+}
+
+/// Checks that it belongs to us and nobody else may write to it.
+fn ours_alone(path: &Path, found: &fs::Metadata) -> Result<()> {
     if found.uid() != nix::unistd::geteuid().as_raw() {
         return Err(not_ours(path, &format!("belongs to uid {}", found.uid())));
     }

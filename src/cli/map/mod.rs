@@ -8,15 +8,15 @@ mod role;
 mod svg;
 mod text;
 
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::path::Path;
 
 use serde::Serialize;
 
-use super::{Context, to_json};
+use super::{Context, to_json, write_new};
 use crate::alloc::pools::pools;
 use crate::decision::Situation;
-use crate::error::{Code, Error, Result};
+use crate::error::Result;
 use model::Map;
 use text::Style;
 
@@ -38,9 +38,7 @@ pub(super) fn map(context: &Context, file: Option<&Path>) -> Result<String> {
     let situation = Situation::read(&context.root, &context.settings()?, None)?.beside(&leases, None);
     let map = Map::new(&situation.topology, &leases, &pools(&situation.supply()));
     if let Some(file) = file {
-        std::fs::File::create_new(file)
-            .and_then(|mut open| open.write_all(svg::render(&map).as_bytes()))
-            .map_err(|error| Error::io(Code::HostIo, "write", file, error))?;
+        write_new(file, &svg::render(&map))?;
     }
     match file {
         _ if context.json => to_json(&view(&map)),
