@@ -143,7 +143,7 @@ impl Situation {
         for plan in others().filter_map(Lease::plan) {
             if plan.whole {
                 // A sibling that came online later is part of the core all the same.
-                let cores = plan.vcpus.iter().filter_map(|&cpu| self.topology.siblings(cpu));
+                let cores = plan.vcpus.iter().flatten().filter_map(|&cpu| self.topology.siblings(cpu));
                 self.taken = cores.fold(self.taken, |all, core| all.union(core));
             }
             self.housekeeping = self.housekeeping.difference(&plan.exclusive());
@@ -224,7 +224,7 @@ fn exactly(supply: &Supply<'_>, request: &Request, pins: &Pins) -> Option<Plan> 
     // Everything else counts as taken, so that only these CPUs are left.
     let taken = supply.taken.union(&supply.pinnable.difference(&cores));
     let mut plan = alloc::plan(&Supply { taken: &taken, ..*supply }, request).ok()?;
-    plan.vcpus = order;
+    plan.vcpus = order.into_iter().map(Some).collect();
     check::check(supply, request, &plan).is_ok().then_some(plan)
 }
 
@@ -242,10 +242,13 @@ fn agree(wish: &Dedicated, plan: &Plan) -> Result<()> {
         ))
     };
     for (&vcpu, cpus) in &wish.pins.vcpus {
-        if let Some(&leased) = plan.vcpus.get(usize::from(vcpu)) {
-            if *cpus != CpuSet::from_iter([leased]) {
-                return stale(format!("vCPU {vcpu}"), cpus, leased.to_string());
+        let own = plan.vcpus.get(usize::from(vcpu)).map(|own| own.map(|cpu| CpuSet::from_iter([cpu])));
+        match own {
+            Some(Some(own)) if own != *cpus => return stale(format!("vCPU {vcpu}"), cpus, own.to_string()),
+            Some(None) if !cpus.is_subset(&plan.shared) => {
+                return stale(format!("vCPU {vcpu}"), cpus, plan.shared.to_string());
             }
+            _ => {}
         }
     }
     let others = [

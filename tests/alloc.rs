@@ -74,7 +74,7 @@ fn set(text: &str) -> CpuSet {
 
 fn request(vcpus: u16, policy: &[(&str, &str)]) -> Request {
     let policy = [("policy", "dedicated")].iter().chain(policy).copied();
-    Request { vcpus, iothreads: 0, policy: Policy::from_attributes(policy).unwrap(), memory: None }
+    Request::new(vcpus, Policy::from_attributes(policy).unwrap())
 }
 
 /// A plan where all that is not pinnable is for housekeeping.
@@ -88,7 +88,7 @@ fn place(topology: &Topology, pinnable: &str, taken: &str, request: &Request) ->
 }
 
 fn vcpus(plan: &Plan) -> Vec<u16> {
-    plan.vcpus.iter().map(|cpu| cpu.0).collect()
+    plan.vcpus.iter().flatten().map(|cpu| cpu.0).collect()
 }
 
 #[track_caller]

@@ -41,17 +41,8 @@ fn documents(directory: &str) -> Vec<PathBuf> {
 fn plan_for(vcpus: u16) -> Plan {
     let threads = if vcpus % 2 == 0 { 2 } else { 1 };
     let housekeeping: CpuSet = (0..4).map(CpuId).collect();
-    Plan {
-        vcpus: (4..4 + vcpus).map(CpuId).collect(),
-        whole: true,
-        parked: CpuSet::new(),
-        extra: CpuSet::new(),
-        emulator: housekeeping.clone(),
-        iothreads: housekeeping,
-        nodes: [].into(),
-        memory_nodes: None,
-        guest: Some(GuestTopology { sockets: 1, dies: 1, cores: vcpus / threads, threads }),
-    }
+    let guest = Some(GuestTopology { sockets: 1, dies: 1, cores: vcpus / threads, threads });
+    Plan { guest, ..Plan::new((4..4 + vcpus).map(CpuId), housekeeping) }
 }
 
 fn rewritten(bytes: Vec<u8>) -> Result<String> {

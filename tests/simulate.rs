@@ -49,7 +49,7 @@ const POLICIES: &[&[(&str, &str)]] = &[
 
 fn request(vcpus: u16, policy: usize) -> Request {
     let attributes = [("policy", "dedicated")].iter().chain(POLICIES[policy]).copied();
-    Request { vcpus, iothreads: 0, policy: Policy::from_attributes(attributes).unwrap(), memory: None }
+    Request::new(vcpus, Policy::from_attributes(attributes).unwrap())
 }
 
 proptest! {

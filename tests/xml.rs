@@ -37,17 +37,7 @@ struct Case {
 
 fn parse_case(text: &str) -> Case {
     let mut case = Case {
-        plan: Plan {
-            vcpus: vec![],
-            whole: true,
-            parked: CpuSet::new(),
-            extra: CpuSet::new(),
-            emulator: CpuSet::new(),
-            iothreads: CpuSet::new(),
-            nodes: [].into(),
-            memory_nodes: None,
-            guest: None,
-        },
+        plan: Plan::new([], CpuSet::new()),
         scope: Scope::Everything,
         schema_refuses: false,
         libvirt_refuses: false,
@@ -56,7 +46,7 @@ fn parse_case(text: &str) -> Case {
         let (key, value) = line.split_once(' ').unwrap();
         let numbers = || value.split(' ').map(|number| number.parse::<u16>().unwrap());
         match (key, value) {
-            ("vcpus", _) => case.plan.vcpus = numbers().map(CpuId).collect(),
+            ("vcpus", _) => case.plan.vcpus = numbers().map(|cpu| Some(CpuId(cpu))).collect(),
             ("emulator", _) => case.plan.emulator = CpuSet::parse_kernel_list(value).unwrap(),
             ("iothreads", _) => case.plan.iothreads = CpuSet::parse_kernel_list(value).unwrap(),
             ("guest", _) => {

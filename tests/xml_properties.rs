@@ -171,16 +171,11 @@ fn plan(vcpus: u16, seed: u16) -> Plan {
     let threads = if seed % 2 == 0 && vcpus % 2 == 0 { 2 } else { 1 };
     let guest = GuestTopology { sockets: 1, dies: 1, cores: vcpus / threads, threads };
     let guest = if seed % 5 == 0 { GuestTopology { sockets: 1, dies: guest.cores, cores: 1, threads } } else { guest };
+    let order = (0..vcpus).map(|vcpu| CpuId((vcpu * 5 + seed) % 64));
     Plan {
-        vcpus: (0..vcpus).map(|vcpu| CpuId((vcpu * 5 + seed) % 64)).collect(),
-        whole: true,
-        parked: CpuSet::new(),
-        extra: CpuSet::new(),
-        emulator: set(&[seed % 3, 70]),
         iothreads: set(&[seed % 4, 71, 72]),
-        nodes: [].into(),
-        memory_nodes: None,
         guest: Some(guest).filter(|_| seed % 7 != 0),
+        ..Plan::new(order, set(&[seed % 3, 70]))
     }
 }
 

@@ -17,9 +17,8 @@ use crate::host::CoreId;
 /// A [`Refusal`] with [`Code::Internal`] that names the first condition that does not hold.
 pub fn check(supply: &Supply<'_>, request: &Request, plan: &Plan) -> Result<(), Refusal> {
     let broken = |what: &str| {
-        let vcpus: Vec<_> = plan.vcpus.iter().map(ToString::to_string).collect();
-        let reason =
-            format!("the plan breaks its own rule: {what} (vCPUs {}, parked {})", vcpus.join(","), plan.parked);
+        let vcpus = plan.vcpu_cpus();
+        let reason = format!("the plan breaks its own rule: {what} (vCPUs on {vcpus}, parked {})", plan.parked);
         Err(Refusal::new(Code::Internal, reason))
     };
     let (vcpus, exclusive) = (plan.vcpu_cpus(), plan.exclusive());
@@ -69,7 +68,7 @@ pub fn check(supply: &Supply<'_>, request: &Request, plan: &Plan) -> Result<(), 
         return broken("numa=single spans one node");
     }
     let llcs: std::collections::BTreeSet<_> =
-        plan.vcpus.iter().map(|&cpu| supply.topology.cpu(cpu).and_then(|cpu| cpu.llc)).collect();
+        plan.vcpus.iter().flatten().map(|&cpu| supply.topology.cpu(cpu).and_then(|cpu| cpu.llc)).collect();
     if request.policy.cache == Span::Single && llcs.len() > 1 {
         return broken("cache=single spans one last-level cache");
     }
@@ -80,7 +79,7 @@ pub fn check(supply: &Supply<'_>, request: &Request, plan: &Plan) -> Result<(), 
         policy.nodes.as_ref().is_some_and(|nodes| !node.is_some_and(|node| nodes.contains(CpuId(node.0))))
             || policy.core_class.is_some_and(|wanted| class.is_some_and(|class| class != wanted))
     };
-    if plan.vcpus.iter().any(elsewhere) {
+    if plan.vcpus.iter().flatten().any(elsewhere) {
         return broken("vCPUs are on the nodes and of the core class asked for");
     }
     if plan.guest.is_some() != (policy.topology == GuestView::Host) {
@@ -92,7 +91,7 @@ pub fn check(supply: &Supply<'_>, request: &Request, plan: &Plan) -> Result<(), 
             return broken("the guest topology has as many threads as the guest has vCPUs");
         }
         let siblings = plan.vcpus.chunks(usize::from(guest.threads)).all(|threads| {
-            let cores: Vec<_> = threads.iter().map(|&cpu| supply.topology.cpu(cpu).and_then(|cpu| cpu.core)).collect();
+            let cores: Vec<_> = threads.iter().map(|own| own.and_then(|cpu| supply.topology.cpu(cpu)?.core)).collect();
             threads.len() == 1 || cores.iter().all(|core| core.is_some() && Some(core) == cores.first())
         });
         if !siblings {

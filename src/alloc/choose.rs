@@ -173,7 +173,7 @@ fn sizes(domains: &Groups<'_>, demand: &Demand, span: Span) -> std::ops::RangeIn
     let count = domains.all().count();
     match span {
         Span::Single => 1..=1,
-        Span::Any => count..=count,
+        Span::Any | Span::Spread => count..=count,
         Span::Prefer => {
             let mut room: Vec<u32> = domains.all().map(|domain| domain.holds).collect();
             room.sort_unstable_by(|a, b| b.cmp(a));

@@ -14,7 +14,7 @@
 //! let topology = Topology::new((0..8).map(cpu).collect(), vec![], CpuSet::new(), vec![]);
 //! let pinnable = CpuSet::parse_kernel_list("2-7").unwrap();
 //! let taken = CpuSet::parse_kernel_list("2-3").unwrap();
-//! let request = Request { vcpus: 2, iothreads: 0, policy: Policy::from_attributes([("policy", "dedicated")]).unwrap(), memory: None };
+//! let request = Request::new(2, Policy::from_attributes([("policy", "dedicated")]).unwrap());
 //! let housekeeping = CpuSet::parse_kernel_list("0-1").unwrap();
 //! let supply = Supply { topology: &topology, pinnable: &pinnable, taken: &taken, housekeeping: &housekeeping };
 //! let plan = alloc::plan(&supply, &request).unwrap();

@@ -53,7 +53,7 @@ pub(super) fn place(supply: &Supply<'_>, request: &Request, steps: Steps<'_>) ->
     let plan = order(supply, request, &choice);
     steps(format_args!(
         "chosen: fewest nodes, then fewest last-level caches, then the rest most useful to others: vCPUs {}",
-        plan.vcpus.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
+        plan.vcpus.iter().flatten().map(ToString::to_string).collect::<Vec<_>>().join(",")
     ));
     Ok(plan)
 }
@@ -238,7 +238,9 @@ fn order(supply: &Supply<'_>, request: &Request, choice: &Choice<'_>) -> Plan {
     };
     let parked = all(&choice.vcpus).difference(&vcpu_cpus);
     let whole = request.policy.cores == Cores::Whole;
-    Plan { vcpus, whole, parked, extra: all(&choice.extra), emulator, iothreads, nodes, memory_nodes, guest }
+    let vcpus = vcpus.into_iter().map(Some).collect();
+    let (shared, extra, cells) = (CpuSet::new(), all(&choice.extra), Vec::new());
+    Plan { vcpus, shared, whole, parked, extra, emulator, iothreads, nodes, memory_nodes, guest, cells }
 }
 
 fn gcd(a: usize, b: usize) -> usize {

@@ -8,7 +8,10 @@ use crate::cpuset::{CpuId, CpuSet, NodeId};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// Index = vCPU number. In an order in which the guest's siblings are the host's siblings; never sorted afterwards.
-    pub vcpus: Vec<CpuId>,
+    /// `None` = this vCPU has no CPU of its own and runs on `shared`.
+    pub vcpus: Vec<Option<CpuId>>,
+    /// Where the vCPUs without a CPU of their own run (`dedicated-vcpus`); empty if there are none.
+    pub shared: CpuSet,
     /// Whether it was made of whole cores: then a sibling that comes online later is nobody else's either.
     pub whole: bool,
     /// Siblings held by the lease and used by nobody.
@@ -25,6 +28,20 @@ pub struct Plan {
     pub memory_nodes: Option<BTreeSet<NodeId>>,
     /// What the guest is told; `None` = its XML is left alone (`topology="keep"`).
     pub guest: Option<GuestTopology>,
+    /// The guest's NUMA cells by number, each with its node; empty where the guest is told of none.
+    pub cells: Vec<PlacedCell>,
+}
+
+/// A NUMA cell of the guest: its own, or one that the plan makes for it because the vCPUs span nodes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlacedCell {
+    /// Its vCPUs, by number.
+    pub vcpus: CpuSet,
+    /// Its memory in bytes; `None` where the guest's memory is not known.
+    pub bytes: Option<u64>,
+    /// The node that its vCPUs, and with `memory="follow"` its memory, lie on; `None` for a cell that the policy leaves
+    /// anywhere.
+    pub node: Option<NodeId>,
 }
 
 /// `<cpu><topology>`: the product of all parts is the maximum vCPU count.
@@ -41,9 +58,33 @@ pub struct GuestTopology {
 }
 
 impl Plan {
-    /// The CPUs of the vCPUs.
+    /// vCPU i on the i-th of these CPUs, all other threads on `others`, and nothing else.
+    pub fn new(vcpus: impl IntoIterator<Item = CpuId>, others: CpuSet) -> Plan {
+        Plan {
+            vcpus: vcpus.into_iter().map(Some).collect(),
+            shared: CpuSet::new(),
+            whole: true,
+            parked: CpuSet::new(),
+            extra: CpuSet::new(),
+            emulator: others.clone(),
+            iothreads: others,
+            nodes: BTreeSet::new(),
+            memory_nodes: None,
+            guest: None,
+            cells: Vec::new(),
+        }
+    }
+
+    /// The CPUs of the vCPUs that have one of their own.
     pub fn vcpu_cpus(&self) -> CpuSet {
-        self.vcpus.iter().copied().collect()
+        self.vcpus.iter().copied().flatten().collect()
+    }
+
+    /// Where each vCPU may run, by number: on its own CPU, or on the shared ones.
+    pub fn vcpu_places(&self) -> impl Iterator<Item = (u16, CpuSet)> + '_ {
+        (0..)
+            .zip(&self.vcpus)
+            .map(|(vcpu, own)| (vcpu, own.map_or_else(|| self.shared.clone(), |cpu| [cpu].into_iter().collect())))
     }
 
     /// The CPUs that nobody else may have.
@@ -53,6 +94,6 @@ impl Plan {
 
     /// The CPUs that any thread of the domain may run on: the confinement of its cgroup. Parked CPUs are not among them.
     pub fn allowed(&self) -> CpuSet {
-        self.vcpu_cpus().union(&self.emulator).union(&self.iothreads)
+        self.vcpu_cpus().union(&self.shared).union(&self.emulator).union(&self.iothreads)
     }
 }

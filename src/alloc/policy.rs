@@ -46,8 +46,9 @@ pub const ATTRIBUTES: &[Attribute] = &[
     Attribute {
         name: "numa",
         values: &["prefer", "single", "spread", "any"],
-        unsupported: &["spread"],
-        meaning: "single = one node or refusal; prefer = fewest nodes; spread = evenly over nodes; any = no matter",
+        unsupported: &[],
+        meaning: "single = one node or refusal; prefer = fewest nodes; spread = evenly over the nodes (those in `nodes`, or all \
+                  with pinnable CPUs); any = no matter",
     },
     Attribute { name: "nodes", values: &[], unsupported: &[], meaning: "restrict to these host nodes, such as 0-1,3" },
     Attribute {
@@ -55,6 +56,18 @@ pub const ATTRIBUTES: &[Attribute] = &[
         values: &["prefer", "single", "any"],
         unsupported: &[],
         meaning: "single = one last-level cache or refusal; prefer = fewest; any = no matter",
+    },
+    Attribute {
+        name: "cpus",
+        values: &[],
+        unsupported: &[],
+        meaning: "exactly these host CPUs, such as 4-7, or refusal: as many as the domain has dedicated vCPUs and isolated threads",
+    },
+    Attribute {
+        name: "dedicated-vcpus",
+        values: &[],
+        unsupported: &[],
+        meaning: "only these vCPUs get CPUs of their own, such as 0-1; the others run on the housekeeping CPUs",
     },
     Attribute {
         name: "memory",
@@ -89,7 +102,7 @@ pub const ATTRIBUTES: &[Attribute] = &[
     Attribute {
         name: "locality",
         values: &["none", "devices"],
-        unsupported: &["devices"],
+        unsupported: &[],
         meaning: "devices = prefer the nodes of passed-through PCI devices",
     },
     Attribute {
@@ -101,14 +114,15 @@ pub const ATTRIBUTES: &[Attribute] = &[
     Attribute {
         name: "realtime",
         values: &["no", "yes"],
-        unsupported: &["yes"],
-        meaning: "yes = FIFO scheduling of the vCPUs, with the checks that need it",
+        unsupported: &[],
+        meaning: "yes = the XML must give the dedicated vCPUs a realtime scheduler and lock the guest's memory, without what is \
+                  known to hang a guest",
     },
     Attribute {
         name: "fallback",
         values: &["refuse", "shared"],
-        unsupported: &["shared"],
-        meaning: "on a refusal: refuse the start, or start in the shared pool and record it as degraded",
+        unsupported: &[],
+        meaning: "where there is no room: refuse the start, or start without CPUs of its own, recorded as degraded",
     },
 ];
 
@@ -150,6 +164,8 @@ pub enum Span {
     Prefer,
     /// One, or a refusal.
     Single,
+    /// Evenly over all that may be used (nodes only).
+    Spread,
     /// No matter.
     Any,
 }
@@ -176,6 +192,26 @@ pub enum Memory {
     Any,
 }
 
+/// What counts beside the CPUs themselves when nodes are chosen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Locality {
+    /// Nothing.
+    #[default]
+    None,
+    /// The nodes of the PCI devices passed through to the guest.
+    Devices,
+}
+
+/// What becomes of a start for which there is no room.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Fallback {
+    /// It is refused.
+    #[default]
+    Refuse,
+    /// The domain starts without CPUs of its own, recorded as degraded.
+    Shared,
+}
+
 /// What the guest is told of its cores and threads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GuestView {
@@ -199,8 +235,12 @@ pub struct Policy {
     pub numa: Span,
     /// `nodes`: node numbers; `None` = all. Never empty.
     pub nodes: Option<CpuSet>,
-    /// `cache`
+    /// `cache`; never [`Span::Spread`].
     pub cache: Span,
+    /// `cpus`: host CPUs; `None` = the allocator chooses. Never empty.
+    pub cpus: Option<CpuSet>,
+    /// `dedicated-vcpus`: vCPU numbers; `None` = all. Never empty.
+    pub dedicated_vcpus: Option<CpuSet>,
     /// `memory`
     pub memory: Memory,
     /// `emulator`
@@ -211,6 +251,12 @@ pub struct Policy {
     pub core_class: Option<CoreClass>,
     /// `topology`
     pub topology: GuestView,
+    /// `locality`
+    pub locality: Locality,
+    /// `realtime`
+    pub realtime: bool,
+    /// `fallback`
+    pub fallback: Fallback,
 }
 
 impl Policy {
@@ -255,7 +301,65 @@ impl Policy {
             )
             .with_hint("leave threads-per-core out, or set cores=\"whole\""));
         }
+        let shares = [("emulator", policy.emulator), ("iothreads", policy.iothreads)];
+        let sharing = shares.into_iter().find(|(_, place)| *place == OtherThreads::Share);
+        if let Some((name, _)) = sharing.filter(|_| policy.realtime) {
+            return Err(Error::new(
+                Code::PolicyInvalid,
+                format!(
+                    "policy realtime=\"yes\" with {name}=\"share\": a realtime vCPU never yields its CPU, so QEMU's own threads \
+                     there starve and the guest hangs"
+                ),
+            )
+            .with_hint(format!("set {name} to \"housekeeping\" or \"isolate\"")));
+        }
         Ok(policy)
+    }
+
+    /// The policy as (name, value) pairs, those with their default value left out: what [`Policy::from_attributes`] reads.
+    pub fn to_attributes(&self) -> Vec<(&'static str, String)> {
+        let threads = |place: OtherThreads| match place {
+            OtherThreads::Housekeeping => "housekeeping",
+            OtherThreads::Isolate => "isolate",
+            OtherThreads::Share => "share",
+        };
+        let span = |span: Span| match span {
+            Span::Prefer => "prefer",
+            Span::Single => "single",
+            Span::Spread => "spread",
+            Span::Any => "any",
+        };
+        let word = |word: &str| Some(word.to_owned());
+        let list = |set: &Option<CpuSet>| set.as_ref().map(ToString::to_string);
+        let value = |name: &str| match name {
+            "policy" => word(if self.kind == Kind::Shared { "shared" } else { "dedicated" }),
+            "cores" => word(if self.cores == Cores::Whole { "whole" } else { "thread" }),
+            "threads-per-core" => match self.threads_per_core {
+                ThreadsPerCore::Auto => None,
+                ThreadsPerCore::Exactly(count) => Some(count.to_string()),
+            },
+            "numa" => word(span(self.numa)),
+            "nodes" => list(&self.nodes),
+            "cache" => word(span(self.cache)),
+            "cpus" => list(&self.cpus),
+            "dedicated-vcpus" => list(&self.dedicated_vcpus),
+            "memory" => word(if self.memory == Memory::Follow { "follow" } else { "any" }),
+            "emulator" => word(threads(self.emulator)),
+            "iothreads" => word(threads(self.iothreads)),
+            "core-class" => self.core_class.and_then(|class| match class {
+                CoreClass::Performance => word("performance"),
+                CoreClass::Efficiency => word("efficiency"),
+            }),
+            "topology" => word(if self.topology == GuestView::Host { "host" } else { "keep" }),
+            "locality" => word(if self.locality == Locality::None { "none" } else { "devices" }),
+            "realtime" => word(if self.realtime { "yes" } else { "no" }),
+            "fallback" => word(if self.fallback == Fallback::Refuse { "refuse" } else { "shared" }),
+            _ => None,
+        };
+        let told = ATTRIBUTES.iter().filter_map(|attribute| Some((attribute, value(attribute.name)?)));
+        told.filter(|(attribute, value)| attribute.values.first() != Some(&value.as_str()))
+            .map(|(attribute, value)| (attribute.name, value))
+            .collect()
     }
 
     fn set(&mut self, attribute: &Attribute, value: &str) -> Result<()> {
@@ -269,11 +373,20 @@ impl Policy {
             _ => Err(unknown()),
         };
         let span = || match value {
-            // "spread" is refused by the caller as unsupported.
-            "prefer" | "spread" => Ok(Span::Prefer),
+            "prefer" => Ok(Span::Prefer),
             "single" => Ok(Span::Single),
+            "spread" => Ok(Span::Spread),
             "any" => Ok(Span::Any),
             _ => Err(unknown()),
+        };
+        let list = |of: &str, one: &str| {
+            let name = attribute.name;
+            let set = CpuSet::parse_kernel_list(value).map_err(|error| {
+                Error::new(Code::PolicyInvalid, format!("policy {name}=\"{value}\" is not a list of {of}"))
+                    .because(error)
+            })?;
+            let empty = || Error::new(Code::PolicyInvalid, format!("policy {name}=\"\" names no {one}"));
+            if set.is_empty() { Err(empty()) } else { Ok(set) }
         };
         match attribute.name {
             "threads-per-core" if value != "auto" => {
@@ -286,16 +399,9 @@ impl Policy {
                 })?;
                 self.threads_per_core = ThreadsPerCore::Exactly(count);
             }
-            "nodes" => {
-                let nodes = CpuSet::parse_kernel_list(value).map_err(|error| {
-                    Error::new(Code::PolicyInvalid, format!("policy nodes=\"{value}\" is not a list of nodes"))
-                        .because(error)
-                })?;
-                if nodes.is_empty() {
-                    return Err(Error::new(Code::PolicyInvalid, "policy nodes=\"\" names no node"));
-                }
-                self.nodes = Some(nodes);
-            }
+            "nodes" => self.nodes = Some(list("nodes", "node")?),
+            "cpus" => self.cpus = Some(list("CPUs", "CPU")?),
+            "dedicated-vcpus" => self.dedicated_vcpus = Some(list("vCPUs", "vCPU")?),
             "numa" if attribute.values.contains(&value) => self.numa = span()?,
             "cache" if attribute.values.contains(&value) => self.cache = span()?,
             "emulator" => self.emulator = threads()?,
@@ -312,6 +418,12 @@ impl Policy {
                 ("core-class", "efficiency") => self.core_class = Some(CoreClass::Efficiency),
                 ("topology", "host") => self.topology = GuestView::Host,
                 ("topology", "keep") => self.topology = GuestView::Keep,
+                ("locality", "none") => self.locality = Locality::None,
+                ("locality", "devices") => self.locality = Locality::Devices,
+                ("realtime", "no") => self.realtime = false,
+                ("realtime", "yes") => self.realtime = true,
+                ("fallback", "refuse") => self.fallback = Fallback::Refuse,
+                ("fallback", "shared") => self.fallback = Fallback::Shared,
                 // Values without a field here are either the default or refused by the caller as unsupported.
                 _ if attribute.values.contains(&value) => {}
                 _ => return Err(unknown()),
@@ -392,6 +504,35 @@ mod tests {
             Code::PolicyInvalid,
             "policy attribute \"policy\" is given twice",
         );
+    }
+
+    #[test]
+    fn attributes_come_back_as_they_were() {
+        let free = [("threads-per-core", "2"), ("nodes", "0-1,3"), ("cpus", "4-7"), ("dedicated-vcpus", "0-1")];
+        for attribute in ATTRIBUTES.iter().filter(|attribute| attribute.name != "policy") {
+            let values =
+                attribute.values.iter().filter(|value| !attribute.unsupported.contains(value)).skip(1).copied();
+            for value in values.chain(free.iter().filter(|(name, _)| *name == attribute.name).map(|(_, value)| *value))
+            {
+                let policy = Policy::from_attributes([("policy", "dedicated"), (attribute.name, value)]).unwrap();
+                let told = policy.to_attributes();
+                assert_eq!(told, [("policy", "dedicated".to_owned()), (attribute.name, value.to_owned())]);
+                assert_eq!(
+                    Policy::from_attributes(told.iter().map(|(name, value)| (*name, value.as_str()))).unwrap(),
+                    policy
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_known_to_hang_a_guest_is_refused() {
+        for name in ["emulator", "iothreads"] {
+            let pairs = [("policy", "dedicated"), ("realtime", "yes"), (name, "share")];
+            let error = Policy::from_attributes(pairs).unwrap_err();
+            assert_eq!(error.code, Code::PolicyInvalid);
+            assert!(error.message.contains(&format!("with {name}=\"share\"")), "{}", error.message);
+        }
     }
 
     #[test]

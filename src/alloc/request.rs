@@ -1,6 +1,9 @@
 //! What a domain asks for, as a value. Made by `xml::read` (or by hand in tests); never changed by the allocator.
 
+use std::collections::BTreeSet;
+
 use super::policy::Policy;
+use crate::cpuset::{CpuId, CpuSet, NodeId};
 
 /// A domain's demand on the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -13,6 +16,32 @@ pub struct Request {
     pub policy: Policy,
     /// The guest's memory; `None` where it is not known (no check then).
     pub memory: Option<GuestMemory>,
+    /// The guest's own NUMA cells, by number; empty where the document has none. Each goes to one node, no two share a core.
+    pub cells: Vec<GuestCell>,
+    /// The nodes of its passed-through PCI devices, as far as the host knows them.
+    pub devices: BTreeSet<NodeId>,
+}
+
+impl Request {
+    /// A request for so many vCPUs and nothing else.
+    pub fn new(vcpus: u16, policy: Policy) -> Request {
+        Request { vcpus, iothreads: 0, policy, memory: None, cells: Vec::new(), devices: BTreeSet::new() }
+    }
+
+    /// The vCPUs that get CPUs of their own, ascending.
+    pub fn dedicated(&self) -> impl Iterator<Item = u16> + '_ {
+        let named = self.policy.dedicated_vcpus.as_ref();
+        (0..self.vcpus).filter(move |&vcpu| named.is_none_or(|named| named.contains(CpuId(vcpu))))
+    }
+}
+
+/// A NUMA cell that the domain's XML defines.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GuestCell {
+    /// Its vCPUs, by number; may be empty.
+    pub vcpus: CpuSet,
+    /// Its memory in bytes.
+    pub bytes: u64,
 }
 
 /// How much memory, of which pages.

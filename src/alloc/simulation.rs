@@ -107,8 +107,7 @@ mod tests {
     use crate::host::shape;
 
     fn request(vcpus: u16) -> Request {
-        let policy = Policy::from_attributes([("policy", "dedicated")]).unwrap();
-        Request { vcpus, iothreads: 0, policy, memory: None }
+        Request::new(vcpus, Policy::from_attributes([("policy", "dedicated")]).unwrap())
     }
 
     #[test]

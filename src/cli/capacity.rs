@@ -111,7 +111,7 @@ fn request(shape: &str) -> Result<Request> {
         iothreads: OtherThreads::Share,
         ..Policy::default()
     };
-    Ok(Request { vcpus, iothreads: 0, policy, memory: None })
+    Ok(Request::new(vcpus, policy))
 }
 
 fn view(pools: &Pools, pinnable: &CpuSet, out_of_reach: &CpuSet, fits: Option<FitView>) -> View {

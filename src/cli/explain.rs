@@ -23,7 +23,8 @@ struct View<'a> {
 
 #[derive(Serialize)]
 struct PlanView {
-    vcpus: Vec<u16>,
+    vcpus: Vec<Option<u16>>,
+    shared: String,
     parked: String,
     extra: String,
     emulator: String,
@@ -36,7 +37,8 @@ struct PlanView {
 impl From<&Plan> for PlanView {
     fn from(plan: &Plan) -> PlanView {
         PlanView {
-            vcpus: plan.vcpus.iter().map(|cpu| cpu.0).collect(),
+            vcpus: plan.vcpus.iter().map(|cpu| cpu.map(|cpu| cpu.0)).collect(),
+            shared: plan.shared.to_string(),
             parked: plan.parked.to_string(),
             extra: plan.extra.to_string(),
             emulator: plan.emulator.to_string(),
@@ -129,8 +131,9 @@ fn render(name: &str, steps: &[String], plan: Option<&Plan>) -> String {
     }
     let Some(plan) = plan else { return out };
     out.push_str("It would get:\n");
-    for (vcpu, cpu) in plan.vcpus.iter().enumerate() {
-        out.push_str(&format!("  vCPU {vcpu:<9} CPU {cpu}\n"));
+    for (vcpu, own) in plan.vcpus.iter().enumerate() {
+        let place = own.map_or_else(|| format!("shared CPUs {}", plan.shared), |cpu| format!("CPU {cpu}"));
+        out.push_str(&format!("  vCPU {vcpu:<9} {place}\n"));
     }
     let nodes = plan.nodes.iter().map(|node| CpuId(node.0)).collect::<crate::cpuset::CpuSet>();
     for (title, cpus) in

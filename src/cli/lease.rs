@@ -17,7 +17,9 @@ struct View<'l> {
     state: State,
     kind: &'static str,
     cpus: String,
-    vcpus: Vec<u16>,
+    vcpus: Vec<Option<u16>>,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    shared: String,
     parked: String,
     emulator: String,
     iothreads: String,
@@ -37,7 +39,8 @@ impl<'l> From<&'l Lease> for View<'l> {
             state: lease.state,
             kind: kind(lease),
             cpus: lease.cpus().to_string(),
-            vcpus: plan.map(|plan| plan.vcpus.iter().map(|cpu| cpu.0).collect()).unwrap_or_default(),
+            vcpus: plan.map(|plan| plan.vcpus.iter().map(|cpu| cpu.map(|cpu| cpu.0)).collect()).unwrap_or_default(),
+            shared: set(&|plan| plan.shared.clone()),
             parked: set(&|plan| plan.parked.clone()),
             emulator: set(&|plan| plan.emulator.clone()),
             iothreads: set(&|plan| plan.iothreads.clone()),
@@ -94,8 +97,9 @@ pub(super) fn lease(context: &Context, domain: &str) -> Result<String> {
     line("Kind", view.kind);
     line("CPUs held", &view.cpus);
     if let Some(plan) = lease.plan() {
-        for (vcpu, cpu) in plan.vcpus.iter().enumerate() {
-            line(&format!("vCPU {vcpu}"), &format!("CPU {cpu}"));
+        for (vcpu, own) in plan.vcpus.iter().enumerate() {
+            let place = own.map_or_else(|| format!("shared CPUs {}", plan.shared), |cpu| format!("CPU {cpu}"));
+            line(&format!("vCPU {vcpu}"), &place);
         }
         line("Parked", &view.parked);
         line("Emulator", &view.emulator);

@@ -184,13 +184,10 @@ fn observed(root: &Root, situation: &Situation, wish: &Dedicated, status: &qemu:
     Ok(Plan {
         parked: siblings(&leased).difference(&leased),
         nodes: leased.iter().filter_map(|cpu| situation.topology.cpu(cpu)?.node).collect(),
-        vcpus: order,
         whole,
         extra,
-        emulator,
         iothreads,
-        memory_nodes: None,
-        guest: None,
+        ..Plan::new(order, emulator)
     })
 }
 

@@ -181,7 +181,7 @@ impl Run {
 
     fn started(&mut self, id: &str, plan: &Plan) -> serde_json::Value {
         let llc = |cpu: CpuId| self.simulation.host().cpu(cpu).and_then(|cpu| cpu.llc).map(|llc| llc.0);
-        let llcs: BTreeSet<u16> = plan.vcpus.iter().filter_map(|&cpu| llc(cpu)).collect();
+        let llcs: BTreeSet<u16> = plan.vcpus.iter().flatten().filter_map(|&cpu| llc(cpu)).collect();
         let numbers = |set: &CpuSet| set.iter().map(|cpu| cpu.0).collect::<Vec<_>>();
         self.totals.started += 1;
         self.totals.nodes_spanned += plan.nodes.len();
@@ -189,7 +189,7 @@ impl Run {
         json!({
             "op": "start",
             "id": id,
-            "cpus": plan.vcpus.iter().map(|cpu| cpu.0).collect::<Vec<_>>(),
+            "cpus": plan.vcpus.iter().map(|cpu| cpu.map(|cpu| cpu.0)).collect::<Vec<_>>(),
             "parked": numbers(&plan.parked),
             "emulator": numbers(&plan.emulator),
             "iothreads": numbers(&plan.iothreads),
@@ -239,5 +239,5 @@ fn request(event: &Event) -> Result<Request> {
     let policy = Policy::from_attributes(attributes.iter().map(|(name, value)| (name.as_str(), value.as_str())))?;
     let vcpus = event.vcpus.ok_or_else(|| Error::new(Code::Usage, "needs \"vcpus\""))?;
     let memory = event.memory_mib.map(|mib| GuestMemory { bytes: mib.saturating_mul(1 << 20), pages: Pages::Ordinary });
-    Ok(Request { vcpus, iothreads: event.iothreads.unwrap_or(0), policy, memory })
+    Ok(Request { iothreads: event.iothreads.unwrap_or(0), memory, ..Request::new(vcpus, policy) })
 }

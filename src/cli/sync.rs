@@ -67,8 +67,7 @@ struct Changes {
 /// What the live XML does not say yet.
 fn changes(live: &Domain<'_>, plan: &Plan) -> Result<Changes> {
     let pins = read::pins(live)?;
-    let wanted = (0..).zip(plan.vcpus.iter().map(|&cpu| CpuSet::from_iter([cpu])));
-    let vcpus = wanted.filter(|(vcpu, cpus)| pins.vcpus.get(vcpu) != Some(cpus)).collect();
+    let vcpus = plan.vcpu_places().filter(|(vcpu, cpus)| pins.vcpus.get(vcpu) != Some(cpus)).collect();
     let emulator = Some(&plan.emulator).filter(|cpus| pins.emulator.as_ref() != Some(cpus)).cloned();
     let iothreads = read::iothread_ids(live)?.into_iter().filter(|id| pins.iothreads.get(id) != Some(&plan.iothreads));
     let iothreads = iothreads.map(|id| (id, plan.iothreads.clone())).collect();

@@ -119,8 +119,9 @@ pub fn misplaced(root: &Root, status: &Status, plan: &Plan) -> Result<Vec<Mispla
         let role = role(&thread, status, cgroup.as_deref());
         let (wanted, right) = match role {
             Role::Vcpu(number) => {
-                let wanted: CpuSet = plan.vcpus.get(usize::from(number)).copied().into_iter().collect();
-                let right = thread.allowed == wanted;
+                let own = plan.vcpus.get(usize::from(number)).copied().flatten();
+                let wanted = own.map_or_else(|| plan.shared.clone(), |cpu| CpuSet::from_iter([cpu]));
+                let right = thread.allowed == wanted || (own.is_none() && thread.allowed.is_subset(&wanted));
                 (wanted, right)
             }
             Role::IoThread => (plan.iothreads.clone(), thread.allowed.is_subset(&plan.iothreads)),
@@ -182,24 +183,13 @@ fn set_affinity(root: &Root, tid: u32, cpus: &CpuSet) -> Result<()> {
 mod tests {
     use super::*;
     use crate::cpuset::CpuId;
-    use std::collections::BTreeSet;
 
     fn set(text: &str) -> CpuSet {
         CpuSet::parse_kernel_list(text).unwrap()
     }
 
     fn plan(vcpus: &[u16]) -> Plan {
-        Plan {
-            vcpus: vcpus.iter().copied().map(CpuId).collect(),
-            whole: true,
-            parked: CpuSet::new(),
-            extra: CpuSet::new(),
-            emulator: set("0-1"),
-            iothreads: set("1"),
-            nodes: BTreeSet::new(),
-            memory_nodes: None,
-            guest: None,
-        }
+        Plan { iothreads: set("1"), ..Plan::new(vcpus.iter().copied().map(CpuId), set("0-1")) }
     }
 
     fn machine(threads: &[(u32, &str, &str)]) -> Root {

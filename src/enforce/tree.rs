@@ -64,9 +64,7 @@ fn make_tree(root: &Root, mount: &str, path: &str, iothreads: &[u32], plan: &Pla
     };
     let mut sets: Vec<(String, CpuSet)> = vec![(path.to_owned(), plan.allowed())];
     sets.push((format!("{path}/emulator"), plan.emulator.clone()));
-    sets.extend(
-        plan.vcpus.iter().enumerate().map(|(vcpu, &cpu)| (format!("{path}/vcpu{vcpu}"), CpuSet::from_iter([cpu]))),
-    );
+    sets.extend(plan.vcpu_places().map(|(vcpu, cpus)| (format!("{path}/vcpu{vcpu}"), cpus)));
     sets.extend(iothreads.iter().map(|id| (format!("{path}/iothread{id}"), plan.iothreads.clone())));
     for (dir, cpus) in sets {
         make_directory(root, &dir)?;
@@ -121,17 +119,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let root = Root::directory(dir.path());
         fs::create_dir_all(dir.path().join("c/machine")).unwrap();
-        let plan = Plan {
-            vcpus: vec![CpuId(1)],
-            whole: true,
-            parked: CpuSet::new(),
-            extra: CpuSet::new(),
-            emulator: set("0"),
-            iothreads: set("0"),
-            nodes: BTreeSet::new(),
-            memory_nodes: Some(BTreeSet::from([NodeId(0)])),
-            guest: None,
-        };
+        let memory_nodes = Some(BTreeSet::from([NodeId(0)]));
+        let plan = Plan { memory_nodes, ..Plan::new([CpuId(1)], set("0")) };
         let path = path("/c", None, 1, "a").unwrap();
         assert_eq!(path, "/c/machine/qemu-1-a.libvirt-qemu");
         let error = make(&root, "/c", &path, &[], &plan).unwrap_err();

@@ -311,7 +311,7 @@ impl From<&Lease> for LeaseV1 {
             Holds::Static(cpus) => file.cpus = Some(cpus.to_string()),
             Holds::Dedicated(plan) => {
                 file.kind = KindV1::Dedicated;
-                file.vcpus = plan.vcpus.iter().map(|cpu| cpu.0).collect();
+                file.vcpus = plan.vcpus.iter().flatten().map(|cpu| cpu.0).collect();
                 file.whole = plan.whole;
                 file.parked = plan.parked.to_string();
                 file.extra = plan.extra.to_string();
@@ -339,7 +339,8 @@ impl TryFrom<LeaseV1> for Lease {
             (KindV1::Static, Some(cpus)) => Holds::Static(set(&cpus)?),
             (KindV1::Dedicated, None) => {
                 let plan = Plan {
-                    vcpus: file.vcpus.into_iter().map(CpuId).collect(),
+                    vcpus: file.vcpus.into_iter().map(|cpu| Some(CpuId(cpu))).collect(),
+                    shared: CpuSet::new(),
                     whole: file.whole,
                     parked: set(&file.parked)?,
                     extra: set(&file.extra)?,
@@ -353,11 +354,12 @@ impl TryFrom<LeaseV1> for Lease {
                         cores,
                         threads,
                     }),
+                    cells: Vec::new(),
                 };
                 let cpus = plan.vcpu_cpus();
                 if plan.vcpus.is_empty()
                     || cpus.len() != plan.vcpus.len()
-                    || plan.vcpus.iter().any(|cpu| cpu.0 >= MAX_CPUS)
+                    || plan.vcpus.iter().flatten().any(|cpu| cpu.0 >= MAX_CPUS)
                 {
                     return Err(format!("has impossible vCPUs in {of}"));
                 }
@@ -410,15 +412,11 @@ mod tests {
 
     fn dedicated(vcpus: &[u16]) -> Holds {
         Holds::Dedicated(Plan {
-            vcpus: vcpus.iter().copied().map(CpuId).collect(),
-            whole: true,
             parked: set("30"),
-            extra: set(""),
-            emulator: set("0"),
-            iothreads: set("0"),
             nodes: BTreeSet::from([NodeId(0), NodeId(250)]),
             memory_nodes: Some(BTreeSet::from([NodeId(0)])),
             guest: Some(GuestTopology { sockets: 1, dies: 1, cores: 1, threads: 2 }),
+            ..Plan::new(vcpus.iter().copied().map(CpuId), set("0"))
         })
     }
 

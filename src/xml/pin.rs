@@ -48,11 +48,12 @@ fn check(domain: &Domain<'_>, plan: &Plan) -> Result<()> {
         return fault(format!("the plan has {planned} vCPUs, the domain {count}"));
     }
     let vcpus = plan.vcpu_cpus();
-    if !plan.vcpus.iter().all(|cpu| vcpus.contains(*cpu)) {
+    if !plan.vcpus.iter().flatten().all(|cpu| vcpus.contains(*cpu)) {
         return fault("the plan names a CPU beyond the largest number".to_owned());
     }
-    if plan.emulator.is_empty() || plan.iothreads.is_empty() {
-        return fault("the plan leaves the emulator or I/O threads without CPUs".to_owned());
+    let homeless = plan.vcpu_places().any(|(_, cpus)| cpus.is_empty());
+    if homeless || plan.emulator.is_empty() || plan.iothreads.is_empty() {
+        return fault("the plan leaves a vCPU, the emulator or I/O threads without CPUs".to_owned());
     }
     if let Some(guest) = plan.guest {
         let parts = [guest.sockets, guest.dies, guest.cores, guest.threads];
@@ -142,8 +143,8 @@ impl Pin {
 fn wanted(plan: &Plan, iothreads: &[u32]) -> BTreeMap<Key, Pin> {
     let place = |name| CPUTUNE.iter().position(|known| *known == name).unwrap_or(CPUTUNE.len());
     let (vcpupin, emulatorpin, iothreadpin) = (place("vcpupin"), place("emulatorpin"), place("iothreadpin"));
-    let vcpus = (0..).zip(&plan.vcpus).map(|(vcpu, cpu)| {
-        let cpus = [*cpu].into_iter().collect();
+    let vcpus = plan.vcpu_places().map(|(vcpu, cpus)| {
+        let vcpu = u32::from(vcpu);
         ((vcpupin, vcpu), Pin { name: "vcpupin", thread: Some(("vcpu", vcpu)), cpus })
     });
     let emulator = Pin { name: "emulatorpin", thread: None, cpus: plan.emulator.clone() };
@@ -215,17 +216,7 @@ mod tests {
 
     fn plan(vcpus: &[u16]) -> Plan {
         let housekeeping: CpuSet = [CpuId(0), CpuId(1)].into_iter().collect();
-        Plan {
-            vcpus: vcpus.iter().copied().map(CpuId).collect(),
-            whole: true,
-            parked: CpuSet::new(),
-            extra: CpuSet::new(),
-            emulator: housekeeping.clone(),
-            iothreads: housekeeping,
-            nodes: [].into(),
-            memory_nodes: None,
-            guest: None,
-        }
+        Plan::new(vcpus.iter().copied().map(CpuId), housekeeping)
     }
 
     fn rewritten(text: &str, plan: &Plan) -> Result<String> {

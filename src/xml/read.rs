@@ -65,7 +65,7 @@ pub fn policy_attributes(domain: &Domain<'_>) -> Result<Option<Vec<(String, Stri
 pub fn request(domain: &Domain<'_>, policy: Policy) -> Result<Request> {
     let iothreads = iothread_ids(domain)?.len();
     let iothreads = u16::try_from(iothreads).map_err(|_| invalid(format!("{iothreads} I/O threads are too many")))?;
-    Ok(Request { vcpus: vcpu_count(domain)?, iothreads, policy, memory: memory::of(domain)? })
+    Ok(Request { iothreads, memory: memory::of(domain)?, ..Request::new(vcpu_count(domain)?, policy) })
 }
 
 /// The maximum number of vCPUs: those that can be plugged in later included.

@@ -29,8 +29,7 @@ pub(crate) fn rewritten(text: &str, plan: &Plan, scope: Scope) -> Result<String>
     let again = rewrite(&after, plan, scope).unwrap();
     assert!(again.is_empty(), "a second run changes {again:?} in\n{out}");
     let pins = read::pins(&after).unwrap_or_else(|error| panic!("{error}\n{out}"));
-    let single = |cpu| [cpu].into_iter().collect::<CpuSet>();
-    assert_eq!(pins.vcpus, (0..).zip(plan.vcpus.iter().map(|cpu| single(*cpu))).collect());
+    assert_eq!(pins.vcpus, plan.vcpu_places().collect());
     assert_eq!(pins.emulator.as_ref(), Some(&plan.emulator));
     let ids = read::iothread_ids(&after).unwrap();
     assert_eq!(pins.iothreads, ids.iter().map(|id| (*id, plan.iothreads.clone())).collect());

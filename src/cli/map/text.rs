@@ -176,7 +176,6 @@ fn tint(number: usize, style: Style) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
 
     use super::*;
     use crate::alloc::Supply;
@@ -225,17 +224,7 @@ mod tests {
         let cores = [Some(0), Some(0), None, None, Some(4), Some(4), Some(6), Some(6)];
         let cpus = (0..).zip(cores).map(|(number, core)| cpu(number, core)).collect();
         let topology = Topology::new(cpus, Vec::new(), CpuSet::new(), Vec::new());
-        let plan = Plan {
-            vcpus: vec![CpuId(0)],
-            whole: true,
-            parked: set("1"),
-            extra: CpuSet::new(),
-            emulator: set("6"),
-            iothreads: set("6"),
-            nodes: BTreeSet::new(),
-            memory_nodes: None,
-            guest: None,
-        };
+        let plan = Plan { parked: set("1"), ..Plan::new([CpuId(0)], set("6")) };
         let mut leases = Leases::default();
         leases.put(lease(1, Holds::Dedicated(plan)));
         leases.put(lease(2, Holds::Static(set("4"))));
