@@ -24,6 +24,7 @@
 
 pub mod check;
 mod choose;
+mod diagnose;
 pub mod place;
 pub mod plan;
 pub mod policy;
