@@ -25,6 +25,9 @@
 pub mod check;
 mod choose;
 mod diagnose;
+mod domains;
+mod guest;
+mod pick;
 pub mod place;
 pub mod plan;
 pub mod policy;
