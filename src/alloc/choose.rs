@@ -1,4 +1,4 @@
-//! Which of the free pieces (whole cores or single threads) a request takes: steps 4 to 7 of [`super::place`].
+//! Which of the free pieces (whole cores or single threads) a request takes: steps 4 to 8 of [`super::place`].
 //!
 //! Knows nodes, last-level caches and counts; nothing of policies' words, refusals or threads' numbers beyond the final
 //! tie-break. The search is bounded by [`MAX_NODE_SETS`], [`MAX_VISITS`] and [`MAX_SEATS`], counted in steps and never in

@@ -7,7 +7,9 @@ use std::collections::BTreeMap;
 
 use super::Supply;
 use super::choose::{self, Demand, Piece};
-use super::place::{by_class, lacking, memory_nodes, pieces};
+use super::memory::{lacking, memory_nodes};
+use super::pieces::pieces;
+use super::place::by_class;
 use super::policy::{Cores, Span, ThreadsPerCore};
 use super::refusal::Refusal;
 use super::request::Request;

@@ -22,22 +22,24 @@ use std::collections::BTreeSet;
 
 use super::choose::{self, Choice, Demand, Far, Piece, Room};
 use super::diagnose::{refuse, unit};
-use super::guest;
+use super::groups::{Group, groups, has_cells};
+use super::memory::{has_room, memory_nodes};
+use super::pieces::{fits_class, pieces, withheld};
 use super::plan::Plan;
-use super::policy::{Cores, Locality, Memory, OtherThreads, Span, ThreadsPerCore};
+use super::policy::{Cores, Locality, Memory, OtherThreads, Span};
 use super::refusal::Refusal;
-use super::request::{GuestMemory, Pages, Request};
-use super::{Steps, Supply};
+use super::request::Request;
+use super::{Steps, Supply, guest, impossible};
 use crate::cpuset::{CpuId, CpuSet, NodeId};
-use crate::error::{Code, counted};
-use crate::host::{CoreClass, Cpu, Node, Topology};
+use crate::error::counted;
+use crate::host::Topology;
 
 /// The plan for a request, or why not.
 ///
 /// # Errors
 /// A [`Refusal`]; see [`super::plan()`].
 pub(super) fn place(supply: &Supply<'_>, request: &Request, steps: Steps<'_>) -> Result<Plan, Refusal> {
-    impossible(supply, request)?;
+    impossible::refuse(supply, request)?;
     // Steps 1 and 2.
     let pieces = pieces(supply, request);
     let groups = groups(supply, request)?;
@@ -75,270 +77,6 @@ pub(super) fn place(supply: &Supply<'_>, request: &Request, steps: Steps<'_>) ->
         order.join(",")
     ));
     Ok(plan)
-}
-
-/// Requests that no state of this host could honour, told before any search.
-fn impossible(supply: &Supply<'_>, request: &Request) -> Result<(), Refusal> {
-    let never = |reason: String, hint: &str| {
-        let hint = Some(hint.to_owned());
-        Err(Refusal { hint, ..Refusal::new(Code::Unsatisfiable, reason) })
-    };
-    let invalid = |reason: String| Err(Refusal::new(Code::PolicyInvalid, reason));
-    let policy = &request.policy;
-    let dedicated = request.dedicated().count();
-    if request.vcpus == 0 {
-        return invalid("the domain has no vCPU".to_owned());
-    }
-    if let Some(vcpu) =
-        policy.dedicated_vcpus.as_ref().and_then(|vcpus| vcpus.iter().find(|vcpu| vcpu.0 >= request.vcpus))
-    {
-        return invalid(format!("dedicated-vcpus names vCPU {vcpu}, but the domain has vCPUs 0-{}", request.vcpus - 1));
-    }
-    if supply.handed_out().is_empty() {
-        return never(
-            "no CPU of this host may be handed out: pinnable_cpus is empty or names no CPU that is online".to_owned(),
-            "set pinnable_cpus in /etc/virt-pin/virt-pin.toml",
-        );
-    }
-    let vcpus = || {
-        let some = if dedicated < usize::from(request.vcpus) { "dedicated " } else { "" };
-        counted(dedicated as u64, &format!("{some}vCPU"))
-    };
-    if let ThreadsPerCore::Exactly(threads) = policy.threads_per_core {
-        if dedicated % usize::from(threads.get()) != 0 {
-            return invalid(format!("{} are not a multiple of threads-per-core=\"{threads}\"", vcpus()));
-        }
-    }
-    let unknown = |node: &CpuId| supply.topology.node(NodeId(node.0)).is_none();
-    if let Some(node) = policy.nodes.as_ref().and_then(|nodes| nodes.iter().find(unknown)) {
-        let nodes: CpuSet = supply.topology.nodes().iter().map(|node| CpuId(node.node.0)).collect();
-        return never(
-            format!("node {node} does not exist; this host has {}", or_none(&nodes)),
-            "correct the nodes attribute",
-        );
-    }
-    if let Some(cpus) = &policy.cpus {
-        if cpus.len() != dedicated {
-            return invalid(format!(
-                "cpus=\"{cpus}\" names {}, but {} need one each",
-                counted(cpus.len() as u64, "CPU"),
-                vcpus()
-            ));
-        }
-        named_cpus(supply, request, cpus)?;
-    }
-    let mut others =
-        vec![("emulator and I/O threads", policy.emulator), ("emulator and I/O threads", policy.iothreads)];
-    if dedicated < usize::from(request.vcpus) {
-        others.push(("vCPUs that are not dedicated", OtherThreads::Housekeeping));
-    }
-    let homeless = others.into_iter().find(|(_, place)| *place == OtherThreads::Housekeeping);
-    if let Some((who, _)) = homeless.filter(|_| supply.housekeeping.is_empty()) {
-        return never(
-            format!("{who} need a housekeeping CPU, but every online CPU is pinnable or leased"),
-            "take a core out of pinnable_cpus, or set emulator and iothreads to \"isolate\" or \"share\"",
-        );
-    }
-    Ok(())
-}
-
-/// Whether the CPUs that the policy names can ever be had.
-fn named_cpus(supply: &Supply<'_>, request: &Request, cpus: &CpuSet) -> Result<(), Refusal> {
-    let topology = supply.topology;
-    let offline = cpus.difference(topology.online());
-    let barred = cpus.intersection(topology.online()).difference(supply.pinnable);
-    let siblings = |cpu: &CpuId| topology.siblings(*cpu);
-    let whole = request.policy.cores == Cores::Whole;
-    let unknown: CpuSet = cpus.iter().filter(|cpu| whole && siblings(cpu).is_none()).collect();
-    let cores = cpus.iter().filter(|_| whole).filter_map(|cpu| topology.siblings(cpu));
-    let held = cores.fold(cpus.clone(), |all, core| all.union(core)).difference(supply.pinnable);
-    let is_wanted = is_wanted(topology, request);
-    let unwanted: CpuSet = cpus.iter().filter(|&cpu| !topology.cpu(cpu).is_some_and(&is_wanted)).collect();
-    let wrong = [
-        (offline, "are offline or absent", "bring them online, or correct the cpus attribute"),
-        (barred, "are not pinnable", "correct the cpus attribute, or add them to pinnable_cpus"),
-        (unknown, "are of unknown cores, so not whole ones", "set cores=\"thread\", or choose other CPUs"),
-        (held, "are their siblings and not pinnable", "add the siblings to pinnable_cpus, or set cores=\"thread\""),
-        (unwanted, "are not on the nodes or not of the core class asked for", "let cpus, nodes and core-class agree"),
-    ];
-    if let Some((which, what, hint)) = wrong.into_iter().find(|(which, ..)| !which.is_empty()) {
-        return Err(Refusal {
-            hint: Some(hint.to_owned()),
-            ..Refusal::new(Code::Unsatisfiable, format!("cpus=\"{cpus}\": CPUs {which} {what}"))
-        });
-    }
-    if let ThreadsPerCore::Exactly(count) = request.policy.threads_per_core {
-        let mut cores = cpus.iter().filter_map(|cpu| siblings(&cpu)).map(|core| core.intersection(cpus));
-        if let Some(odd) = cores.find(|named| named.len() != usize::from(count.get())) {
-            let reason = format!("cpus=\"{cpus}\" names CPUs {odd} of one core, but threads-per-core=\"{count}\"");
-            return Err(Refusal::new(Code::PolicyInvalid, reason));
-        }
-    }
-    Ok(())
-}
-
-/// Whether a CPU is on the nodes and of the core class asked for. What is unknown is no match; where nothing is told apart,
-/// everything is.
-fn is_wanted<'a>(topology: &Topology, request: &'a Request) -> impl Fn(&Cpu) -> bool + 'a {
-    let policy = &request.policy;
-    let (numa, hybrid) = (!topology.nodes().is_empty(), topology.is_hybrid());
-    let must_know = numa && (matches!(policy.numa, Span::Single | Span::Spread) || has_cells(request));
-    move |cpu| {
-        let named = policy.nodes.as_ref();
-        let node = named.is_none_or(|nodes| cpu.node.is_some_and(|node| nodes.contains(CpuId(node.0))));
-        let class = policy.core_class.is_none_or(|class| !hybrid || cpu.class == Some(class));
-        node && class && !(must_know && cpu.node.is_none())
-    }
-}
-
-/// Step 1.
-pub(super) fn pieces(supply: &Supply<'_>, request: &Request) -> Vec<Piece> {
-    let free = supply.handed_out().difference(supply.taken);
-    let named = request.policy.cpus.as_ref();
-    let is_wanted = is_wanted(supply.topology, request);
-    let piece = |cpu: &Cpu, cpus: Vec<CpuId>, vcpus, lone| Piece {
-        cpus,
-        vcpus,
-        core: cpu.core,
-        node: cpu.node,
-        llc: cpu.llc,
-        class: cpu.class,
-        lone,
-    };
-    let cpus = free.iter().filter_map(|cpu| supply.topology.cpu(cpu));
-    let cpus = cpus.filter(|cpu| is_wanted(cpu) && can_emulate(supply, request, cpu.class));
-    match request.policy.cores {
-        Cores::Thread => cpus
-            .map(|cpu| {
-                let siblings = supply.topology.siblings(cpu.cpu);
-                let lone = siblings.is_none_or(|core| !core.is_subset(&free));
-                let vcpus = u16::from(named.is_none_or(|named| named.contains(cpu.cpu)));
-                piece(cpu, vec![cpu.cpu], vcpus, lone)
-            })
-            .collect(),
-        Cores::Whole => cpus
-            .filter_map(|cpu| {
-                let core = supply.topology.siblings(cpu.cpu)?;
-                // One piece per core: at its first thread.
-                let whole = core.first() == Some(cpu.cpu) && core.is_subset(&free);
-                let named = named.map_or_else(|| core.clone(), |named| core.intersection(named));
-                let threads = u16::try_from(named.len()).ok().filter(|_| whole)?;
-                let vcpus = match request.policy.threads_per_core {
-                    ThreadsPerCore::Auto => threads,
-                    ThreadsPerCore::Exactly(_) if threads == 0 => 0,
-                    ThreadsPerCore::Exactly(count) => Some(count.get()).filter(|&count| count <= threads)?,
-                };
-                // A core of several caches (POWER10) is in none of them as a whole.
-                let llc = cpu
-                    .llc
-                    .filter(|_| core.iter().all(|one| supply.topology.cpu(one).is_some_and(|one| one.llc == cpu.llc)));
-                let cpus = named.iter().chain(core.difference(&named).iter()).collect();
-                Some(Piece { llc, ..piece(cpu, cpus, vcpus, false) })
-            })
-            .collect(),
-    }
-}
-
-/// Whether the emulator finds a place beside vCPUs of this class.
-fn can_emulate(supply: &Supply<'_>, request: &Request, class: Option<CoreClass>) -> bool {
-    request.policy.emulator != OtherThreads::Housekeeping
-        || supply.housekeeping.iter().any(|cpu| fits_class(supply.topology, cpu, class))
-}
-
-/// Whether a VM with vCPUs of this class may have its emulator on this CPU.
-fn fits_class(topology: &Topology, cpu: CpuId, class: Option<CoreClass>) -> bool {
-    !topology.keeps_vms_in_one_class() || topology.cpu(cpu).is_some_and(|cpu| cpu.class == class)
-}
-
-/// Free CPUs that a whole-core request cannot take because a sibling is out of reach.
-fn withheld(supply: &Supply<'_>, request: &Request) -> CpuSet {
-    let free = supply.handed_out().difference(supply.taken);
-    let broken = |cpu: &CpuId| !supply.topology.siblings(*cpu).is_some_and(|core| core.is_subset(&free));
-    match request.policy.cores {
-        Cores::Thread => CpuSet::new(),
-        Cores::Whole => free.iter().filter(broken).collect(),
-    }
-}
-
-/// vCPUs that lie together on one node, unless they are the only group.
-pub(super) struct Group {
-    /// Their numbers, ascending; those of even shares are given out again when the nodes are known.
-    vcpus: Vec<u16>,
-    /// The memory of the guest's cell that they are.
-    bytes: Option<u64>,
-}
-
-/// Step 2.
-fn groups(supply: &Supply<'_>, request: &Request) -> Result<Vec<Group>, Refusal> {
-    let dedicated: Vec<u16> = request.dedicated().collect();
-    if has_cells(request) {
-        return cells(supply, request, &dedicated);
-    }
-    let nodes = nodes_to_use(supply, request).len();
-    if request.policy.numa != Span::Spread || nodes < 2 {
-        return Ok(vec![Group { vcpus: dedicated, bytes: None }]);
-    }
-    // Evenly in whole cores; where there are fewer of them than nodes, in vCPUs.
-    let nothing = CpuSet::new();
-    let all = pieces(&Supply { taken: &nothing, ..*supply }, request);
-    let per_core = usize::from(all.iter().map(|piece| piece.vcpus).max().unwrap_or(1).max(1));
-    let fixed = request.policy.threads_per_core != ThreadsPerCore::Auto;
-    let step = if fixed || dedicated.len().div_ceil(per_core) >= nodes { per_core } else { 1 };
-    let steps = dedicated.len().div_ceil(step);
-    if steps < nodes {
-        let what = counted(dedicated.len() as u64, "vCPU");
-        let hint = Some("name fewer nodes in the nodes attribute, or give the domain more vCPUs".to_owned());
-        let reason = format!("numa=\"spread\": {what} cannot be spread over {nodes} nodes");
-        return Err(Refusal { hint, ..Refusal::new(Code::PolicyInvalid, reason) });
-    }
-    let mut left = dedicated.as_slice();
-    let groups = (0..nodes).map(|node| {
-        let share = (steps / nodes + usize::from(node < steps % nodes)) * step;
-        let (group, rest) = left.split_at(share.min(left.len()));
-        left = rest;
-        Group { vcpus: group.to_vec(), bytes: None }
-    });
-    Ok(groups.collect())
-}
-
-/// Whether the guest's own NUMA cells bind its vCPUs: a single one promises nothing.
-fn has_cells(request: &Request) -> bool {
-    request.cells.len() > 1 && request.policy.numa != Span::Any
-}
-
-/// One group per guest cell that has vCPUs to place.
-fn cells(supply: &Supply<'_>, request: &Request, dedicated: &[u16]) -> Result<Vec<Group>, Refusal> {
-    let groups = request.cells.iter().map(|cell| Group {
-        vcpus: dedicated.iter().copied().filter(|&vcpu| cell.vcpus.contains(CpuId(vcpu))).collect(),
-        bytes: Some(cell.bytes),
-    });
-    let groups: Vec<_> = groups.filter(|group| !group.vcpus.is_empty()).collect();
-    let seated: usize = groups.iter().map(|group| group.vcpus.len()).sum();
-    if seated != dedicated.len() {
-        return Err(Refusal::new(Code::PolicyInvalid, "the guest's NUMA cells do not hold each vCPU once"));
-    }
-    if let ThreadsPerCore::Exactly(count) = request.policy.threads_per_core {
-        if let Some(odd) = groups.iter().find(|group| group.vcpus.len() % usize::from(count.get()) != 0) {
-            let vcpus = counted(odd.vcpus.len() as u64, "vCPU");
-            let reason = format!("a guest NUMA cell has {vcpus}, not a multiple of threads-per-core=\"{count}\"");
-            return Err(Refusal::new(Code::PolicyInvalid, reason));
-        }
-    }
-    let nodes = nodes_to_use(supply, request).len();
-    if request.policy.numa == Span::Spread && groups.len() > nodes {
-        let cells = counted(groups.len() as u64, "guest NUMA cell");
-        let reason = format!("numa=\"spread\" puts {cells} on a node each, but there are {nodes} nodes to use");
-        return Err(Refusal::new(Code::Unsatisfiable, reason));
-    }
-    Ok(groups)
-}
-
-/// The nodes over which numa="spread" spreads: those named, or all that have CPUs to hand out.
-fn nodes_to_use(supply: &Supply<'_>, request: &Request) -> BTreeSet<NodeId> {
-    match &request.policy.nodes {
-        Some(nodes) => nodes.iter().map(|node| NodeId(node.0)).collect(),
-        None => supply.handed_out().iter().filter_map(|cpu| supply.topology.cpu(cpu)?.node).collect(),
-    }
 }
 
 fn demand<'a>(topology: &Topology, request: &Request, groups: &'a [u32], far: Option<Far<'a>>) -> Demand<'a> {
@@ -468,59 +206,6 @@ fn order(supply: &Supply<'_>, request: &Request, groups: &[Group], choice: &Choi
     };
     (plan.guest, plan.cells) = guest::told(supply.topology, request, &plan);
     plan
-}
-
-/// Whether the guest's memory has room when each group lies on these nodes; a single set is for all groups together.
-fn has_room(topology: &Topology, request: &Request, groups: &[Group], nodes: &[BTreeSet<NodeId>]) -> bool {
-    let [_, _, ..] = nodes else {
-        return nodes.iter().all(|nodes| lacking(topology, request, nodes).is_none());
-    };
-    // Each cell's memory is on its own node.
-    let used: BTreeSet<&BTreeSet<NodeId>> = nodes.iter().collect();
-    let all: BTreeSet<NodeId> = nodes.iter().flatten().copied().collect();
-    lacking(topology, request, &all).is_none()
-        && used.into_iter().all(|here| {
-            let cells = groups.iter().zip(nodes).filter(|(_, nodes)| *nodes == here);
-            let bytes = cells.map(|(group, _)| group.bytes.unwrap_or(0)).fold(0, u64::saturating_add);
-            let memory = request.memory.map(|memory| GuestMemory { bytes, ..memory });
-            lacking(topology, &Request { memory, ..Request::new(1, request.policy.clone()) }, here).is_none()
-        })
-}
-
-/// Where memory that follows its CPUs comes from: their nodes, a memory-less one replaced by its nearest with memory.
-pub(super) fn memory_nodes(topology: &Topology, nodes: &BTreeSet<NodeId>) -> BTreeSet<NodeId> {
-    let has_memory = |id: NodeId| topology.node(id).is_some_and(|node| node.memory_bytes != Some(0));
-    let nearest = |id: &NodeId| {
-        if has_memory(*id) {
-            return Some(*id);
-        }
-        let distances = &topology.node(*id)?.distances;
-        distances
-            .iter()
-            .filter(|(id, _)| has_memory(*id))
-            .min_by_key(|(id, distance)| (*distance, *id))
-            .map(|(id, _)| *id)
-    };
-    nodes.iter().filter_map(nearest).collect()
-}
-
-/// Memory that these nodes lack for the guest, as (needed, free) bytes; `None` = enough, not bound, or not known.
-pub(super) fn lacking(topology: &Topology, request: &Request, nodes: &BTreeSet<NodeId>) -> Option<(u64, u64)> {
-    let GuestMemory { bytes, pages } = request.memory.filter(|_| request.policy.memory == Memory::Follow)?;
-    let from = memory_nodes(topology, nodes);
-    let elsewhere = |node: &Node| !from.contains(&node.node) && node.memory_bytes != Some(0);
-    let free = match pages {
-        // Bound to all the memory there is, the guest has no less room than without a policy.
-        Pages::Ordinary if !topology.nodes().iter().any(elsewhere) => return None,
-        Pages::Ordinary => from.iter().map(|&id| topology.node(id)?.available_bytes).sum::<Option<u64>>()?,
-        Pages::Huge(kib) => from
-            .iter()
-            .filter_map(|&id| topology.node(id)?.huge_pages.iter().find(|pages| pages.size_kib == kib))
-            .map(|pages| pages.free.saturating_mul(kib).saturating_mul(1024))
-            .fold(0, u64::saturating_add),
-        Pages::HugeDefault => return None,
-    };
-    (free < bytes).then_some((bytes, free))
 }
 
 fn or_none(set: &CpuSet) -> String {
