@@ -107,9 +107,11 @@ fn the_whole_life_of_a_domain() {
     assert_eq!(machine.prepare(&vm), prepared);
     let lease = |state: &str, qemu: &str| {
         format!(
-            "{{\"version\":1,\"boot_id\":\"{}\",\"leases\":[{{\"uuid\":\"{}\",\"name\":\"vm1\",\"state\":\"{state}\",\
+            "{{\"version\":2,\"boot_id\":\"{}\",\"leases\":[{{\"uuid\":\"{}\",\"name\":\"vm1\",\"state\":\"{state}\",\
              \"kind\":\"dedicated\",\"vcpus\":[2,10],\"whole\":true,\"emulator\":\"0-1,4-9,12-15\",\"iothreads\":\"0-1,4-9,12-15\",\
-             \"nodes\":\"0\",\"memory_nodes\":\"0\",\"guest\":[1,1,1,2],\"domain_id\":1{qemu},\"since\":1000}}]}}\n",
+             \"nodes\":\"0\",\"memory_nodes\":\"0\",\"guest\":[1,1,1,2],\
+             \"request\":{{\"vcpus\":2,\"policy\":[[\"policy\",\"dedicated\"]],\"memory\":{{\"bytes\":1073741824,\"pages\":\"ordinary\"}}}},\
+             \"domain_id\":1{qemu},\"since\":1000}}]}}\n",
             machine::BOOT_ID,
             vm.uuid
         )
@@ -127,7 +129,7 @@ fn the_whole_life_of_a_domain() {
     machine.gone(700);
     assert_eq!(machine.leased().len(), 1);
     machine.event(&vm, "release end shutdown").silent();
-    let none = format!("{{\"version\":1,\"boot_id\":\"{}\",\"leases\":[]}}\n", machine::BOOT_ID);
+    let none = format!("{{\"version\":2,\"boot_id\":\"{}\",\"leases\":[]}}\n", machine::BOOT_ID);
     assert_eq!(machine.leases().unwrap(), none);
     assert_eq!(fs::metadata(machine.path("/run/virt-pin")).unwrap().permissions().mode() & 0o777, 0o700);
     assert_eq!(fs::metadata(machine.path("/run/virt-pin/leases.json")).unwrap().permissions().mode() & 0o777, 0o600);
@@ -285,7 +287,7 @@ fn errors_in_the_policy_name_what_is_accepted() {
 #[test]
 fn leases_that_cannot_be_read() {
     let old = machine().leases().unwrap();
-    let newer = "{\"version\":2,\"leases\":{\"a\":1}}\n";
+    let newer = "{\"version\":3,\"leases\":{\"a\":1}}\n";
     let nuls = "\0".repeat(4096);
     let twice = old.replace("]}", &format!(",{}", old.split_once('[').unwrap().1));
     let overlapping = twice.replacen("000000000009", "000000000008", 1);
@@ -306,7 +308,7 @@ fn leases_that_cannot_be_read() {
         ("{\"version\":-1}", Code::StateCorrupt, "is not a lease file"),
         (&twice, Code::StateCorrupt, "two leases"),
         (&overlapping, Code::StateCorrupt, "have two owners"),
-        (newer, Code::StateNewer, "has version 2; this is virt-pin"),
+        (newer, Code::StateNewer, "has version 3; this is virt-pin"),
     ] {
         let machine = Machine::new("2-3,10-11");
         machine.put("/run/virt-pin/leases.json", text);

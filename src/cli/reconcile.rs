@@ -98,13 +98,14 @@ fn adopt(context: &Context, leases: &Leases, name: &str, text: &str) -> Result<O
     if leases.get(uuid).is_some() {
         return Ok(None);
     }
-    let holds = match wish(root, &domain, &identity, &|| context.settings())? {
+    let (holds, request) = match wish(root, &domain, &identity, &|| context.settings())? {
         Wish::Shared => return Ok(None),
         // Live pins may be those of a lease that was lost; by hand they are only if no policy asks.
-        Wish::Static(cpus) => Holds::Static(cpus),
+        Wish::Static(cpus) => (Holds::Static(cpus), None),
         Wish::Dedicated(wish) => {
             let situation = Situation::read(root, &wish.settings, read::partition(&domain).as_deref())?;
-            Holds::Dedicated(observed(root, &situation.beside(leases, Some(uuid)), &wish, &status)?)
+            let plan = observed(root, &situation.beside(leases, Some(uuid)), &wish, &status)?;
+            (Holds::Dedicated(plan), Some(wish.request))
         }
     };
     Ok(Some(Lease {
@@ -112,6 +113,7 @@ fn adopt(context: &Context, leases: &Leases, name: &str, text: &str) -> Result<O
         name: identity.name,
         state: State::Running,
         holds,
+        request,
         domain_id: identity.id,
         cgroup: None,
         daemon: None,

@@ -114,6 +114,7 @@ impl Event<'_> {
         let state_now = if preparing { State::Reserved } else { State::Provisional };
         let lease = Lease {
             cgroup: place.as_ref().map(|(_, path, _)| path.clone()),
+            request: Some(wish.request.clone()),
             ..self.new_lease(state_now, Holds::Dedicated(plan.clone()))
         };
         let same = existing.as_ref().is_some_and(|old| Lease { since: lease.since, ..old.clone() } == lease);
@@ -205,6 +206,7 @@ impl Event<'_> {
             name: self.identity.name.clone(),
             state,
             holds,
+            request: None,
             domain_id: self.identity.id,
             cgroup: None,
             daemon: daemon(self.root),

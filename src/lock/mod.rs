@@ -7,6 +7,7 @@
 pub mod leases;
 pub mod reclaim;
 mod replace;
+mod request;
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read};
