@@ -122,12 +122,12 @@ pub struct Situation {
     pub pinnable: CpuSet,
     /// Pinnable CPUs outside the reach of a domain's cgroup.
     pub out_of_reach: CpuSet,
-    /// What others have: leased, or in use by their emulator and I/O threads.
+    /// What others have: leased, or in use by their emulator, I/O and shared vCPU threads.
     pub taken: CpuSet,
     /// For the host itself and emulator threads: online, in reach, neither pinnable nor leased nor isolated by the kernel
     /// (an isolated CPU that is not pinnable was set aside for something else).
     pub housekeeping: CpuSet,
-    /// Others' emulator and I/O threads on CPUs that have become pinnable since they started: (domain, CPUs).
+    /// Others' threads without CPUs of their own, on CPUs that have become pinnable since they started: (domain, CPUs).
     seats: Vec<(String, CpuSet)>,
 }
 
@@ -170,7 +170,7 @@ impl Situation {
         }
         let seats = others().filter_map(|lease| {
             let plan = lease.plan()?;
-            let cpus = plan.emulator.union(&plan.iothreads).intersection(&self.pinnable).difference(&plan.exclusive());
+            let cpus = plan.allowed().intersection(&self.pinnable).difference(&plan.exclusive());
             (!cpus.is_empty()).then(|| (lease.name.clone(), cpus))
         });
         self.seats = seats.collect();
@@ -223,8 +223,8 @@ impl Situation {
         let error = Error::from(refusal);
         match self.seats.first() {
             Some((name, cpus)) if matches!(error.code, Code::Shortage | Code::NeedsRepack) => error.because(format!(
-                "CPUs {cpus} have become pinnable while \"{}\" has emulator or I/O threads there: they are free once it has \
-                 been started anew",
+                "CPUs {cpus} have become pinnable while \"{}\" has shared threads there: they are free once it has been \
+                 started anew",
                 printable(name)
             )),
             _ => error,

@@ -250,7 +250,7 @@ fn explain_says_every_step() {
  3. held by leases: 2,6,10
  4. withheld, as their core is not whole: 14
  5. needed: 3 vCPUs and 1 extra; free: 4 whole cores
- 6. chosen: fewest nodes, then fewest last-level caches, then the rest most useful to others: vCPUs 3,4,5
+ 6. chosen: fewest nodes, then fewest last-level caches, then the rest most useful to others: CPUs 3,4,5
 It would get:
   vCPU 0         CPU 3
   vCPU 1         CPU 4

@@ -318,6 +318,30 @@ fn pins_of_a_domain_that_does_without() {
     machine.event(&Vm::new(2, 2), "prepare begin").refused(Code::Shortage);
 }
 
+/// A vCPU without a CPU of its own is `null` in the file, and stays in its place.
+#[test]
+fn a_partly_dedicated_domain() {
+    let machine = Machine::new("2-3,10-11");
+    let vm = Vm::new(1, 3).with("dedicated-vcpus='0,2'");
+    machine.prepare(&vm);
+    let lease = &machine.leased()[0];
+    let (vcpus, shared) = (&lease["vcpus"], lease["shared"].as_str().unwrap());
+    assert_eq!((vcpus, shared), (&serde_json::json!([2, null, 10]), "0-1,4-9,12-15"));
+    machine.qemu(&vm, 700, &[2, 0, 10], shared);
+    machine.event(&vm, "started begin").silent();
+    assert_eq!((&machine.leased()[0]["vcpus"], &machine.leased()[0]["state"]), (vcpus, &"running".into()));
+    let text = machine.cli(&["lease", "vm1"]).printed();
+    assert!(text.contains(&format!("vCPU 1:         shared CPUs {shared}\n")), "{text}");
+    // Its shared vCPU is on CPUs that become pinnable: they are nobody's own while it runs.
+    let machine = Machine::new("2-5,10-13");
+    machine.prepare(&vm.with("dedicated-vcpus='0,2' emulator='isolate' iothreads='isolate'"));
+    machine.pinnable("2-6,10-14");
+    machine.prepare(&Vm::new(2, 4));
+    let run = machine.event(&Vm::new(3, 2), "prepare begin");
+    run.refused(Code::Shortage);
+    assert!(run.stderr.contains("CPUs 6,14 have become pinnable while \"vm1\" has shared threads"), "{}", run.stderr);
+}
+
 /// leases.json as version 1 had it, with a domain that runs and one that is being started.
 #[test]
 fn an_upgrade_under_running_domains() {
