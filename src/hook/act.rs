@@ -82,7 +82,7 @@ impl Event<'_> {
         }
     }
 
-    /// Takes or finds the lease of a dedicated domain and confines the domain to it.
+    /// Takes or finds the lease of a dedicated domain and confines the domain to it; or records that it starts without.
     fn lease(&self, wish: &Dedicated) -> Result<String> {
         let preparing = self.operation == Operation::Prepare;
         let partition = read::partition(self.domain);
@@ -105,6 +105,7 @@ impl Event<'_> {
                 let holds = degraded
                     .map_err(|error| decision::about(error, &self.identity.name, Some((&leases, Some(self.uuid)))))?;
                 self.hold(state, leases, void, holds)?;
+                // Nothing of ours is in the XML, and nothing in it is taken away.
                 return Ok(self.domain.text().to_owned());
             }
         };
