@@ -4,7 +4,7 @@
 //! takes no lock, changes nothing.
 
 use crate::alloc::plan::Plan;
-use crate::alloc::policy::{Kind, Memory, Policy};
+use crate::alloc::policy::{Fallback, Kind, Memory, Policy};
 use crate::alloc::refusal::Refusal;
 use crate::alloc::request::{GuestMemory, Pages, Request};
 use crate::alloc::{self, Steps, Supply, check};
@@ -13,7 +13,7 @@ use crate::cpuset::{CpuId, CpuSet};
 use crate::error::{Code, Error, Result, printable};
 use crate::host::root::Root;
 use crate::host::{Topology, cgroup, sysfs};
-use crate::lock::leases::{Lease, Leases};
+use crate::lock::leases::{Holds, Lease, Leases};
 use crate::uuid::DomainUuid;
 use crate::xml::Domain;
 use crate::xml::read::{self, Identity, Pins};
@@ -42,6 +42,26 @@ pub struct Dedicated {
     pub policy_from: String,
     /// The configuration it was read under.
     pub settings: Settings,
+}
+
+impl Dedicated {
+    /// How the domain starts although it gets no plan: where there is no place for it and its policy says so, degraded.
+    ///
+    /// # Errors
+    /// The refusal itself; [`Code::StaticConflict`] when libvirt would pin the degraded domain to CPUs of another.
+    pub fn fall_back(&self, refusal: Error, leases: &Leases, domain: Option<DomainUuid>) -> Result<Holds> {
+        if self.request.policy.fallback == Fallback::Refuse || !refusal.code.is_about_placement() {
+            return Err(refusal);
+        }
+        let pins = self.pins.all();
+        match leases.dedicated_owner_of(&pins, domain) {
+            Some(owner) => Err(static_conflict(&pins, owner).because(refusal).with_hint(
+                "fallback=\"shared\" starts it without CPUs of its own, but not on those of another: take the pins out of its \
+                 XML, or stop the VM that holds the CPUs",
+            )),
+            None => Ok(Holds::Degraded { code: refusal.code, reason: refusal.message, pins }),
+        }
+    }
 }
 
 /// What this domain wants: the policy in its XML, or that of the configuration, or its pins. `configured` is only asked
@@ -102,12 +122,12 @@ pub struct Situation {
     pub pinnable: CpuSet,
     /// Pinnable CPUs outside the reach of a domain's cgroup.
     pub out_of_reach: CpuSet,
-    /// What others have: leased, or in use by their emulator and I/O threads.
+    /// What others have: leased, or in use by their emulator, I/O and shared vCPU threads.
     pub taken: CpuSet,
     /// For the host itself and emulator threads: online, in reach, neither pinnable nor leased nor isolated by the kernel
     /// (an isolated CPU that is not pinnable was set aside for something else).
     pub housekeeping: CpuSet,
-    /// Others' emulator and I/O threads on CPUs that have become pinnable since they started: (domain, CPUs).
+    /// Others' threads without CPUs of their own, on CPUs that have become pinnable since they started: (domain, CPUs).
     seats: Vec<(String, CpuSet)>,
 }
 
@@ -150,7 +170,7 @@ impl Situation {
         }
         let seats = others().filter_map(|lease| {
             let plan = lease.plan()?;
-            let cpus = plan.emulator.union(&plan.iothreads).intersection(&self.pinnable).difference(&plan.exclusive());
+            let cpus = plan.allowed().intersection(&self.pinnable).difference(&plan.exclusive());
             (!cpus.is_empty()).then(|| (lease.name.clone(), cpus))
         });
         self.seats = seats.collect();
@@ -203,8 +223,8 @@ impl Situation {
         let error = Error::from(refusal);
         match self.seats.first() {
             Some((name, cpus)) if matches!(error.code, Code::Shortage | Code::NeedsRepack) => error.because(format!(
-                "CPUs {cpus} have become pinnable while \"{}\" has emulator or I/O threads there: they are free once it has \
-                 been started anew",
+                "CPUs {cpus} have become pinnable while \"{}\" has shared threads there: they are free once it has been \
+                 started anew",
                 printable(name)
             )),
             _ => error,

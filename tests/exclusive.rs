@@ -167,6 +167,13 @@ fn a_cgroup_left_behind_confines_no_stranger() {
     std::fs::create_dir_all(&left).unwrap();
     machine.event(&Vm::new(1, 1).named("虚拟机").without_policy(), "prepare begin").silent();
     assert!(!left.exists() && machine.path("/cg/machine").exists());
+    // Nor one that is pinned by hand, nor one that is degraded.
+    for vm in [Vm::new(1, 1).without_policy().pinned(&[6]), Vm::new(1, 6).with("fallback='shared'")] {
+        std::fs::create_dir_all(machine.path("/cg/machine/qemu-1-vm1.libvirt-qemu/vcpu0")).unwrap();
+        assert_eq!(machine.event(&vm, "prepare begin").code, Some(0));
+        assert!(!machine.path("/cg/machine/qemu-1-vm1.libvirt-qemu").exists() && machine.path("/cg/machine").exists());
+        machine.event(&vm, "release end shutdown").silent();
+    }
 }
 
 #[test]

@@ -22,6 +22,9 @@ use crate::xml::Domain;
 use crate::xml::pin::{self, Scope};
 use crate::xml::read;
 
+/// A lease that is no more, and why.
+type Void = (Lease, &'static str);
+
 /// One event: whose, and what stdin said.
 struct Event<'a> {
     root: &'a Root,
@@ -79,7 +82,7 @@ impl Event<'_> {
         }
     }
 
-    /// Takes or finds the lease of a dedicated domain and confines the domain to it.
+    /// Takes or finds the lease of a dedicated domain and confines the domain to it; or records that it starts without.
     fn lease(&self, wish: &Dedicated) -> Result<String> {
         let preparing = self.operation == Operation::Prepare;
         let partition = read::partition(self.domain);
@@ -89,10 +92,23 @@ impl Event<'_> {
         let void = reclaim(self.root, &mut leases)?;
         self.refuse_beside_living(&leases)?;
         let existing = leases.get(self.uuid).cloned();
-        let plan = situation
-            .beside(&leases, Some(self.uuid))
-            .plan(wish, existing.as_ref().and_then(Lease::plan), !preparing, &mut |_| {})
-            .map_err(|error| decision::about(error, &self.identity.name, Some((&leases, Some(self.uuid)))))?;
+        let plan = situation.beside(&leases, Some(self.uuid)).plan(
+            wish,
+            existing.as_ref().and_then(Lease::plan),
+            !preparing,
+            &mut |_| {},
+        );
+        let plan = match plan {
+            Ok(plan) => plan,
+            Err(refusal) => {
+                let degraded = wish.fall_back(refusal, &leases, Some(self.uuid));
+                let holds = degraded
+                    .map_err(|error| decision::about(error, &self.identity.name, Some((&leases, Some(self.uuid)))))?;
+                self.hold(state, leases, void, holds)?;
+                // Nothing of ours is in the XML, and nothing in it is taken away.
+                return Ok(self.domain.text().to_owned());
+            }
+        };
         let scope = if preparing { Scope::Everything } else { Scope::PlacementOnly };
         let edits = pin::rewrite(self.domain, &plan, scope).map_err(|error| self.named(error))?;
         let output = edits.apply(self.domain.text());
@@ -161,19 +177,36 @@ impl Event<'_> {
 
     /// Records the CPUs that a domain without a policy pins itself to, unless they belong to somebody.
     fn hold_static(&self, cpus: CpuSet) -> Result<()> {
-        let mut state = StateLock::acquire(self.root, DEADLINE)?;
+        let state = StateLock::acquire(self.root, DEADLINE)?;
         let mut leases = state.load()?;
         let void = reclaim(self.root, &mut leases)?;
         if let Some(owner) = leases.dedicated_owner_of(&cpus, Some(self.uuid)) {
             return Err(self.named(decision::static_conflict(&cpus, owner)));
         }
+        self.hold(state, leases, void, Holds::Static(cpus))
+    }
+
+    /// Records a domain that comes in without a plan.
+    fn hold(&self, mut state: StateLock, mut leases: Leases, void: Vec<Void>, holds: Holds) -> Result<()> {
         // A migration or restore only asks; the lease comes with prepare.
-        if self.operation == Operation::Prepare {
-            self.refuse_beside_living(&leases)?;
-            leases.put(self.new_lease(State::Reserved, Holds::Static(cpus.clone())));
-            state.replace(&leases)?;
-            self.clean_up(&leases, void);
-            self.record(None, Some(&cpus), "static pins recorded");
+        if self.operation != Operation::Prepare {
+            return Ok(());
+        }
+        self.refuse_beside_living(&leases)?;
+        let former = leases.get(self.uuid).and_then(|former| former.cgroup.clone());
+        let lease = self.new_lease(State::Reserved, holds);
+        leases.put(lease.clone());
+        state.replace(&leases)?;
+        self.clean_up(&leases, void);
+        self.remove_cgroup(&leases, former);
+        self.remove_cgroup_in_its_place(&leases);
+        drop(state);
+        match &lease.holds {
+            Holds::Degraded { code, reason, .. } => {
+                let message = format!("starts without CPUs of its own, as its policy allows: {reason}");
+                self.journal.warn((&self.identity.name, self.uuid), *code, &message);
+            }
+            _ => self.record(None, Some(&lease.cpus()), "static pins recorded"),
         }
         Ok(())
     }
@@ -183,11 +216,7 @@ impl Event<'_> {
     /// touched.
     fn hold_nothing(&self) -> Result<()> {
         let Ok(leases) = lock::read(self.root) else { return Ok(()) };
-        if let (Ok(Confinement::BeforeExec { mount }), Some(id)) = (enforce::confinement(self.root), self.identity.id) {
-            // A partition that makes no path is libvirt's to refuse.
-            let path = tree::path(&mount, read::partition(self.domain).as_deref(), id, &self.identity.name);
-            self.remove_cgroup(&leases, path.ok());
-        }
+        self.remove_cgroup_in_its_place(&leases);
         if leases.get(self.uuid).is_none() {
             return Ok(());
         }
@@ -224,7 +253,8 @@ impl Event<'_> {
         };
         let Some(lease) = leases.get(self.uuid) else { return self.started_without_lease() };
         let Some(plan) = lease.plan() else {
-            // Pins by hand are libvirt's to carry out. Without the pid the lease is only harder to end.
+            // Pins by hand are libvirt's to carry out, and who is degraded may be anywhere. Without the pid the lease is
+            // only harder to end.
             let marked = self.status().and_then(|status| self.mark_running(&status));
             return marked.or_else(|error| self.only_record(&error));
         };
@@ -336,7 +366,7 @@ impl Event<'_> {
     }
 
     /// What ended leases leave behind, once they are off the books.
-    fn clean_up(&self, leases: &Leases, ended: Vec<(Lease, &'static str)>) {
+    fn clean_up(&self, leases: &Leases, ended: Vec<Void>) {
         for (lease, reason) in ended {
             self.remove_cgroup(leases, lease.cgroup.clone());
             let message = format!("lease ended: {reason}");
@@ -349,6 +379,15 @@ impl Event<'_> {
         let unowned = |path: &String| !leases.iter().any(|lease| lease.cgroup.as_ref() == Some(path));
         if let Some(path) = path.filter(unowned) {
             tree::remove(self.root, &path);
+        }
+    }
+
+    /// Removes the cgroup that libvirt would take for this domain's, with a stranger's CPUs.
+    fn remove_cgroup_in_its_place(&self, leases: &Leases) {
+        if let (Ok(Confinement::BeforeExec { mount }), Some(id)) = (enforce::confinement(self.root), self.identity.id) {
+            // A partition that makes no path is libvirt's to refuse.
+            let path = tree::path(&mount, read::partition(self.domain).as_deref(), id, &self.identity.name);
+            self.remove_cgroup(leases, path.ok());
         }
     }
 

@@ -8,17 +8,23 @@
 //!    "domain_id":7,"cgroup":"/sys/fs/cgroup/...","daemon":[812,3345],"qemu":[4711,998877],"since":5120}]}
 //! ```
 //! Sets are kernel lists; `vcpus` is in vCPU order, `null` for one on the shared CPUs; processes are [pid, start time];
-//! `since` is seconds of uptime; what is empty or not known is left out. `request` is written down in `request.rs`.
+//! `since` is seconds of uptime; what is empty or not known is left out. `request` is written down in `request.rs`. Those
+//! who have no plan have instead of it:
 //!
-//! Version 1 had no `request`, `shared`, `cells` or `null`; it is read, and written as version 2 at the next change. A
-//! reader refuses a version it does not know and a field it does not know. This module does no I/O and takes no lock.
+//! ```text
+//! "kind":"static","cpus":"4-5"
+//! "kind":"degraded","cpus":"","code":"cpu.placement.shortage","reason":"needs 2 whole cores ..."
+//! ```
+//!
+//! Version 1 had no `request`, `shared`, `cells` or `null`, and nobody degraded; it is read, and written as version 2 at the
+//! next change. A reader refuses a version it does not know and a field it does not know. This module does no I/O and
+//! takes no lock.
 
-use std::collections::BTreeSet;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::request::RequestOnDisk;
+use super::request::{RequestOnDisk, nodes, nodes_of, set};
 use crate::alloc::plan::{GuestTopology, PlacedCell, Plan};
 use crate::alloc::policy::Kind;
 use crate::alloc::request::{Pages, Request};
@@ -83,6 +89,15 @@ pub enum Holds {
     Dedicated(Plan),
     /// Pinned by hand in the domain's XML: respected, and shared with other such domains.
     Static(CpuSet),
+    /// There was no room for a dedicated domain whose policy says `fallback="shared"`: it runs without CPUs of its own.
+    Degraded {
+        /// Why it was not given any.
+        code: Code,
+        /// The same as a sentence without the domain's name.
+        reason: String,
+        /// Pins in its XML, which libvirt carries out: as with those by hand, nobody else gets these CPUs.
+        pins: CpuSet,
+    },
 }
 
 impl Lease {
@@ -90,7 +105,7 @@ impl Lease {
     pub fn cpus(&self) -> CpuSet {
         match &self.holds {
             Holds::Dedicated(plan) => plan.exclusive(),
-            Holds::Static(cpus) => cpus.clone(),
+            Holds::Static(cpus) | Holds::Degraded { pins: cpus, .. } => cpus.clone(),
         }
     }
 
@@ -138,7 +153,7 @@ impl Lease {
     pub fn plan(&self) -> Option<&Plan> {
         match &self.holds {
             Holds::Dedicated(plan) => Some(plan),
-            Holds::Static(_) => None,
+            Holds::Static(_) | Holds::Degraded { .. } => None,
         }
     }
 }
@@ -286,9 +301,10 @@ struct FileOnDisk {
 enum KindOnDisk {
     Dedicated,
     Static,
+    Degraded,
 }
 
-/// One lease on disk; a static one has its CPUs in `cpus` and nothing of a plan.
+/// One lease on disk; one without a plan has its CPUs in `cpus`.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct LeaseOnDisk {
@@ -298,6 +314,10 @@ struct LeaseOnDisk {
     kind: KindOnDisk,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     cpus: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    code: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    reason: Option<String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     vcpus: Vec<Option<u16>>,
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -345,21 +365,6 @@ struct CellOnDisk {
     node: Option<u16>,
 }
 
-/// The set that a kernel list on disk stands for.
-pub(super) fn set(text: &str) -> std::result::Result<CpuSet, String> {
-    CpuSet::parse_kernel_list(text).map_err(|error| format!("has \"{text}\": {error}"))
-}
-
-/// Nodes on disk: a list like one of CPUs.
-pub(super) fn nodes(text: &str) -> std::result::Result<BTreeSet<NodeId>, String> {
-    Ok(set(text)?.iter().map(|id| NodeId(id.0)).collect())
-}
-
-/// The same, for writing.
-pub(super) fn nodes_of(nodes: &BTreeSet<NodeId>) -> String {
-    nodes.iter().map(|node| CpuId(node.0)).collect::<CpuSet>().to_string()
-}
-
 impl From<&Lease> for LeaseOnDisk {
     fn from(lease: &Lease) -> LeaseOnDisk {
         let process = |process: Process| (process.pid, process.start_time);
@@ -369,6 +374,8 @@ impl From<&Lease> for LeaseOnDisk {
             state: lease.state,
             kind: KindOnDisk::Static,
             cpus: None,
+            code: None,
+            reason: None,
             vcpus: Vec::new(),
             shared: String::new(),
             whole: false,
@@ -389,6 +396,12 @@ impl From<&Lease> for LeaseOnDisk {
         };
         match &lease.holds {
             Holds::Static(cpus) => file.cpus = Some(cpus.to_string()),
+            Holds::Degraded { code, reason, pins } => {
+                file.kind = KindOnDisk::Degraded;
+                file.cpus = Some(pins.to_string());
+                file.code = Some(code.name().to_owned());
+                file.reason = Some(reason.clone());
+            }
             Holds::Dedicated(plan) => {
                 file.kind = KindOnDisk::Dedicated;
                 file.vcpus = plan.vcpus.iter().map(|own| own.map(|cpu| cpu.0)).collect();
@@ -426,9 +439,14 @@ impl Lease {
     /// What the form on disk stands for, or what is wrong with it.
     fn read(file: LeaseOnDisk) -> std::result::Result<Lease, String> {
         let uuid = DomainUuid::parse(&file.uuid).ok_or("has no UUID")?;
-        let holds = match (file.kind, file.cpus) {
-            (KindOnDisk::Static, Some(cpus)) => Holds::Static(set(&cpus)?),
-            (KindOnDisk::Dedicated, None) => {
+        let holds = match (file.kind, file.cpus, file.code, file.reason) {
+            (KindOnDisk::Static, Some(cpus), None, None) => Holds::Static(set(&cpus)?),
+            (KindOnDisk::Degraded, Some(cpus), Some(code), Some(reason)) => Holds::Degraded {
+                code: Code::from_name(&code).ok_or_else(|| format!("has an unknown code \"{code}\""))?,
+                reason,
+                pins: set(&cpus)?,
+            },
+            (KindOnDisk::Dedicated, None, None, None) => {
                 let guest = |(sockets, dies, cores, threads)| GuestTopology { sockets, dies, cores, threads };
                 let cell = |cell: CellOnDisk| {
                     let node = cell.node.map(NodeId);
@@ -448,7 +466,7 @@ impl Lease {
                     cells: file.cells.into_iter().map(cell).collect::<std::result::Result<_, String>>()?,
                 })
             }
-            _ => return Err("mixes static and dedicated".to_owned()),
+            _ => return Err("mixes what only leases of different kinds have".to_owned()),
         };
         let process = |(pid, start_time)| Process { pid, start_time };
         Ok(Lease {
@@ -468,6 +486,8 @@ impl Lease {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
     use crate::alloc::policy::Policy;
     use crate::alloc::request::{GuestCell, GuestMemory};
@@ -636,6 +656,33 @@ mod tests {
     }
 
     #[test]
+    fn a_degraded_lease_holds_what_its_xml_pins_and_nothing_else() {
+        let degraded = |pins: &str| Holds::Degraded {
+            code: Code::Shortage,
+            reason: "needs 2 whole cores".to_owned(),
+            pins: set(pins),
+        };
+        let mut leases = Leases::default();
+        leases.put(lease(1, dedicated(&[2, 3])));
+        leases.put(lease(2, degraded("")));
+        assert!(leases.check().is_ok() && leases.get(uuid(2)).is_some_and(|lease| lease.cpus().is_empty()));
+        let text = leases.to_json().unwrap();
+        assert_eq!(Leases::from_json(&text), Ok(leases.clone()));
+        for (what, instead) in [
+            ("cpu.placement.shortage", "cpu.placement.wanting"),
+            ("\"code\":\"cpu.placement.shortage\",", ""),
+            ("\"cpus\":\"\",", ""),
+            ("\"kind\":\"degraded\"", "\"kind\":\"static\""),
+            ("\"kind\":\"degraded\"", "\"kind\":\"dedicated\""),
+        ] {
+            assert!(text.contains(what), "{what}");
+            assert_eq!(Leases::from_json(&text.replacen(what, instead, 1)).unwrap_err().code, Code::StateCorrupt);
+        }
+        leases.put(lease(2, degraded("3-4")));
+        assert!(leases.check().is_err());
+    }
+
+    #[test]
     fn the_shared_cpus_of_one_are_not_anothers_own() {
         let mut leases = Leases::default();
         leases.put(full());
@@ -740,9 +787,14 @@ mod tests {
             let request = proptest::option::of(some_request(u16::try_from(plan.vcpus.len()).unwrap()));
             (Just(Holds::Dedicated(plan)), request)
         });
-        let by_hand = some_cpus(64).prop_map(move |cpus| {
-            let here = cpus.iter().map(|cpu| CpuId(u16::from(number) * 64 + cpu.0));
-            (Holds::Static(here.collect()), None)
+        let codes: Vec<Code> = Code::all().collect();
+        let degraded = proptest::option::of((proptest::sample::select(codes), any::<String>()));
+        let by_hand = (some_cpus(64), degraded).prop_map(move |(cpus, degraded)| {
+            let pins: CpuSet = cpus.iter().map(|cpu| CpuId(u16::from(number) * 64 + cpu.0)).collect();
+            match degraded {
+                Some((code, reason)) => (Holds::Degraded { code, reason, pins }, None),
+                None => (Holds::Static(pins), None),
+            }
         });
         let state = proptest::sample::select(vec![State::Provisional, State::Reserved, State::Running]);
         let process = || any::<(u32, u64)>().prop_map(|(pid, start_time)| Process { pid, start_time });
