@@ -8,6 +8,7 @@
 //! reads them; where libvirt refuses a value, so does this module. Pure: no files, clock or environment. Hostile text
 //! (a DTD, millions of attributes, endless nesting) is refused in time and memory proportional to its size.
 
+mod devices;
 pub mod edit;
 mod layout;
 mod memory;

@@ -1,4 +1,4 @@
-//! What a domain document says: who it is, what it asks for, and which pins it already carries.
+//! What a domain document says: who it is, what it asks for, and which pins it already carries. Never changes it.
 //!
 //! Reads as libvirt does (measured on 9.0): of two `<vcpu>` the first counts, pins of every `<cputune>` count together,
 //! a pin of a vCPU that does not exist counts nowhere. What libvirt refuses to define is refused here too.
@@ -7,12 +7,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use roxmltree::Node;
 
-use super::{Domain, invalid, memory, number, number_attribute, string};
+use super::{Domain, devices, invalid, memory, number, number_attribute, string};
 use crate::alloc::plan::GuestTopology;
 use crate::alloc::policy::Policy;
 use crate::alloc::request::Request;
 use crate::cpuset::CpuSet;
 use crate::error::Result;
+use crate::host::PciAddress;
 use crate::uuid::DomainUuid;
 
 /// The most I/O threads that are numbered; libvirt has no bound of its own, a document of a few bytes could ask for 2^32.
@@ -198,6 +199,15 @@ pub fn default_cpuset(domain: &Domain<'_>) -> Result<Option<CpuSet>> {
 /// [`Code::DomainInvalid`](crate::error::Code::DomainInvalid): a part that is missing, no number, 0 or beyond 65535.
 pub fn topology(domain: &Domain<'_>) -> Result<Option<GuestTopology>> {
     super::topology::of(domain)
+}
+
+/// The host's PCI devices that the domain is given: `<hostdev>`, `<interface type='hostdev'>` and NVMe disks. Not a mediated
+/// device or one of USB, and not what a network's pool will choose.
+///
+/// # Errors
+/// [`Code::DomainInvalid`](crate::error::Code::DomainInvalid): an address that libvirt would refuse too.
+pub fn pci_devices(domain: &Domain<'_>) -> Result<BTreeSet<PciAddress>> {
+    devices::pci(domain)
 }
 
 /// Whether the document binds the guest's memory to host nodes itself (`<numatune>`).
