@@ -7,7 +7,7 @@ use crate::alloc::plan::Plan;
 use crate::cpuset::CpuId;
 use crate::decision::{self, Situation, Wish};
 use crate::error::{Error, Result, counted, printable};
-use crate::xml::{Domain, read};
+use crate::xml::{Domain, read, realtime};
 
 #[derive(Serialize)]
 struct View<'a> {
@@ -92,7 +92,8 @@ pub(super) fn explain(context: &Context, what: &str) -> Result<Answer> {
     let leases = context.leases()?;
     let existing = identity.uuid.and_then(|uuid| leases.get(uuid)).and_then(|lease| lease.plan());
     let situation = situation.beside(&leases, identity.uuid);
-    let result = situation.plan(&wish, existing, false, &mut |step| steps.push(step.to_string()));
+    let result = realtime::check(&domain, &wish.request)
+        .and_then(|()| situation.plan(&wish, existing, false, &mut |step| steps.push(step.to_string())));
     let view_of_xml = read::topology(&domain)?;
     match result {
         Ok(plan) if context.json => view("dedicated", &steps, Some(PlanView::from(&plan)), None).map(Answer::from),

@@ -20,7 +20,7 @@ use crate::log::Journal;
 use crate::uuid::DomainUuid;
 use crate::xml::Domain;
 use crate::xml::pin::{self, Scope};
-use crate::xml::read;
+use crate::xml::{read, realtime};
 
 /// One event: whose, and what stdin said.
 struct Event<'a> {
@@ -81,6 +81,7 @@ impl Event<'_> {
 
     /// Takes or finds the lease of a dedicated domain and confines the domain to it.
     fn lease(&self, wish: &Dedicated) -> Result<String> {
+        realtime::check(self.domain, &wish.request).map_err(|error| self.named(error))?;
         let preparing = self.operation == Operation::Prepare;
         let partition = read::partition(self.domain);
         let situation = Situation::read(self.root, &wish.settings, partition.as_deref())?;

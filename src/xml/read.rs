@@ -177,10 +177,7 @@ pub fn pins(domain: &Domain<'_>) -> Result<Pins> {
 }
 
 fn cpuset(pin: Node<'_, '_>) -> Result<CpuSet> {
-    let element = pin.tag_name().name();
-    let text = pin.attribute("cpuset").ok_or_else(|| invalid(format!("<{element}> has no cpuset attribute")))?;
-    CpuSet::parse_libvirt_cpuset(text)
-        .map_err(|error| invalid(format!("<{element} cpuset=\"{text}\"> is not a list of CPUs")).because(error))
+    super::cpuset_attribute(pin, "cpuset")
 }
 
 /// `<vcpu cpuset=...>`: where libvirt puts the threads that have no pin of their own.
