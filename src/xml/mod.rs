@@ -13,6 +13,7 @@ mod devices;
 pub mod edit;
 mod layout;
 mod memory;
+mod numa;
 pub mod pin;
 mod policy;
 pub mod read;

@@ -1,6 +1,7 @@
-//! A plan, written into a domain document: the pins under `<cputune>`, the CPUs of `<vcpu>`, and `<cpu><topology>`.
+//! A plan, written into a domain document: the pins under `<cputune>`, the CPUs of `<vcpu>`, `<cpu><topology>`, and the
+//! guest's NUMA cells with the nodes of their memory where the document has none.
 //!
-//! These are the elements we own; nothing else is touched.
+//! These are the elements we own; nothing else is touched, and cells or a `<numatune>` that the document has are its own.
 //! Each pin is changed where it stands, spelled as before if it already says the right thing, so a second run changes
 //! nothing. What is missing goes where libvirt itself would print it. Pins may be spread over several `<cputune>` (libvirt
 //! merges them); of several `<vcpu>`, `<cpu>` or `<topology>` the first counts and the others are nobody's.
@@ -11,7 +12,7 @@ use roxmltree::Node;
 
 use super::edit::{Edit, EditList};
 use super::layout::{CPU, CPUTUNE, Element, Layout, ROOT, rank};
-use super::{Domain, number_attribute, read, topology};
+use super::{Domain, numa, number_attribute, read, topology};
 use crate::alloc::plan::Plan;
 use crate::cpuset::CpuSet;
 use crate::error::{Code, Error, Result};
@@ -21,7 +22,8 @@ use crate::error::{Code, Error, Result};
 pub enum Scope {
     /// All of it.
     Everything,
-    /// Not what the guest sees: on migration and restore libvirt refuses a topology other than the running guest's.
+    /// Not what the guest sees: on migration and restore libvirt refuses a topology and NUMA cells other than the running
+    /// guest's.
     PlacementOnly,
 }
 
@@ -29,7 +31,7 @@ pub enum Scope {
 ///
 /// # Errors
 /// [`Code::DomainInvalid`]: a count, id or topology that libvirt would refuse too. [`Code::Internal`]: the plan is not
-/// one for this domain (another number of vCPUs, threads without CPUs).
+/// one for this domain (another number of vCPUs, threads without CPUs, cells of another size).
 pub fn rewrite(domain: &Domain<'_>, plan: &Plan, scope: Scope) -> Result<EditList> {
     check(domain, plan)?;
     let mut changes = Changes::of(domain);
@@ -80,10 +82,14 @@ fn vcpu<'d, 't>(domain: &'d Domain<'t>, plan: &Plan, changes: &mut Changes<'d, '
     changes.set_cpuset(vcpu, &allowed, Some("placement"));
 }
 
-/// What the guest sees of its cores.
+/// What the guest sees of its cores and nodes, and the host nodes behind the latter.
 fn guest_view<'d, 't>(domain: &'d Domain<'t>, plan: &Plan, changes: &mut Changes<'d, 't>) -> Result<()> {
+    let numa = numa::missing(domain, plan)?;
+    if let Some(numatune) = numa.numatune {
+        changes.insert_in_order(domain.root(), ROOT, numatune);
+    }
     let topology = plan.guest.map(|guest| topology::rewrite(domain, guest, changes)).transpose()?.flatten();
-    changes.insert_below(domain, "cpu", CPU, topology.into_iter().collect());
+    changes.insert_below(domain, "cpu", CPU, topology.into_iter().chain(numa.cells).collect());
     Ok(())
 }
 

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use roxmltree::Node;
 
-use super::{Domain, devices, invalid, memory, number, number_attribute, string};
+use super::{Domain, devices, invalid, memory, numa, number, number_attribute, string};
 use crate::alloc::plan::GuestTopology;
 use crate::alloc::policy::Policy;
 use crate::alloc::request::Request;
@@ -61,12 +61,14 @@ pub fn policy_attributes(domain: &Domain<'_>) -> Result<Option<Vec<(String, Stri
 /// What the domain asks for under this policy.
 ///
 /// # Errors
-/// [`Code::DomainInvalid`](crate::error::Code::DomainInvalid): a count or size that libvirt would refuse too, or one of
+/// [`Code::DomainInvalid`](crate::error::Code::DomainInvalid): a count, size or NUMA cell that libvirt would refuse too, or
 /// more vCPUs or I/O threads than virt-pin handles.
 pub fn request(domain: &Domain<'_>, policy: Policy) -> Result<Request> {
     let iothreads = iothread_ids(domain)?.len();
     let iothreads = u16::try_from(iothreads).map_err(|_| invalid(format!("{iothreads} I/O threads are too many")))?;
-    Ok(Request { iothreads, memory: memory::of(domain)?, ..Request::new(vcpu_count(domain)?, policy) })
+    let vcpus = vcpu_count(domain)?;
+    let (memory, cells) = (memory::of(domain)?, numa::cells(domain, vcpus)?);
+    Ok(Request { iothreads, memory, cells, ..Request::new(vcpus, policy) })
 }
 
 /// The maximum number of vCPUs: those that can be plugged in later included.
