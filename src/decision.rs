@@ -4,7 +4,7 @@
 //! takes no lock, changes nothing.
 
 use crate::alloc::plan::Plan;
-use crate::alloc::policy::{Fallback, Kind, Memory, Policy};
+use crate::alloc::policy::{Fallback, Kind, Locality, Memory, Policy};
 use crate::alloc::refusal::Refusal;
 use crate::alloc::request::{GuestMemory, Pages, Request};
 use crate::alloc::{self, Steps, Supply, check};
@@ -12,7 +12,7 @@ use crate::config::settings::Settings;
 use crate::cpuset::{CpuId, CpuSet};
 use crate::error::{Code, Error, Result, printable};
 use crate::host::root::Root;
-use crate::host::{Topology, cgroup, sysfs};
+use crate::host::{Topology, cgroup, pci, sysfs};
 use crate::lock::leases::{Holds, Lease, Leases};
 use crate::uuid::DomainUuid;
 use crate::xml::Domain;
@@ -68,7 +68,8 @@ impl Dedicated {
 /// where it matters: a mistake in the configuration does not stop a domain whose own XML says that it is shared.
 ///
 /// # Errors
-/// [`Code::PolicyInvalid`], [`Code::PolicyUnsupported`], [`Code::DomainInvalid`], or those of `configured`.
+/// [`Code::PolicyInvalid`], [`Code::PolicyUnsupported`], [`Code::DomainInvalid`], [`Code::HostIo`], or those of
+/// `configured`.
 pub fn wish(
     root: &Root,
     domain: &Domain<'_>,
@@ -100,6 +101,11 @@ pub fn wish(
     if let Some(memory @ GuestMemory { pages: Pages::HugeDefault, .. }) = request.memory {
         let size = sysfs::default_hugepage_kib(root)?;
         request.memory = size.map(|kib| GuestMemory { pages: Pages::Huge(kib), ..memory });
+    }
+    if request.policy.locality == Locality::Devices {
+        for address in read::pci_devices(domain)? {
+            request.devices.extend(pci::node_of(root, address)?);
+        }
     }
     let (pins, default_cpuset) = (read::pins(domain)?, read::default_cpuset(domain)?);
     Ok(Wish::Dedicated(Box::new(Dedicated { request, pins, default_cpuset, policy_from, settings })))
@@ -317,5 +323,37 @@ pub fn about(error: Error, name: &str, leases: Option<(&Leases, Option<DomainUui
             error.with_hint(hint)
         }
         None => error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpuset::NodeId;
+    use crate::host::description;
+
+    #[test]
+    fn the_nodes_of_devices_are_looked_up_where_they_matter() {
+        let machine =
+            "/sys/bus/pci/devices/0000:65:00.0/numa_node\t1\n/sys/bus/pci/devices/0000:66:00.0/numa_node\t-1\n";
+        let root = description::parse(machine).unwrap();
+        let hostdev = |bus: &&str| format!("<hostdev type='pci'><source><address bus='{bus}'/></source></hostdev>");
+        let nodes = |locality: &str, buses: &[&str]| {
+            let devices: String = buses.iter().map(hostdev).collect();
+            let text = format!(
+                "<domain><name>vm</name><metadata><p:cpu xmlns:p='urn:virt-pin:domain:1' policy='dedicated' \
+                 locality='{locality}'/></metadata><devices>{devices}</devices></domain>"
+            );
+            let domain = Domain::parse(&text).unwrap();
+            let identity = read::identity(&domain).unwrap();
+            match wish(&root, &domain, &identity, &|| Settings::read(&root))? {
+                Wish::Dedicated(wish) => Ok(wish.request.devices.into_iter().collect::<Vec<NodeId>>()),
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(nodes("devices", &["0x65", "0x66", "0x67"]).unwrap(), [NodeId(1)]);
+        assert_eq!(nodes("none", &["0x65", "junk"]).unwrap(), []);
+        let error: Error = nodes("devices", &["junk"]).unwrap_err();
+        assert_eq!(error.code, Code::DomainInvalid);
     }
 }

@@ -461,6 +461,29 @@ fn errors_in_the_policy_name_what_is_accepted() {
 }
 
 #[test]
+fn a_realtime_domain_brings_what_it_needs() {
+    let machine = machine();
+    let bare = Vm::new(1, 2).with("realtime='yes'");
+    let lacks = "domain \"vm1\": policy realtime=\"yes\": its XML lacks <vcpusched vcpus=\"0-1\" scheduler=\"fifo\" \
+                 priority=\"1\"/> in <cputune> and <locked/> in <memoryBacking>";
+    let before = machine.everything();
+    for event in ["prepare begin", "migrate begin"] {
+        let run = machine.event(&bare, event);
+        assert_eq!(run.refused(Code::PolicyInvalid), lacks);
+        assert!(run.stderr.contains("virt-pin transform"), "{}", run.stderr);
+    }
+    machine.event(&bare, "restore begin").reported(Code::PolicyInvalid);
+    let explained = machine.cli_with(&["explain", "-"], bare.xml());
+    assert_eq!(explained.complaint(Code::PolicyInvalid), lacks);
+    assert!(machine.everything() == before);
+
+    let xml = machine.cli_with(&["transform"], bare.xml()).printed();
+    assert_eq!(machine.cli_with(&["transform"], &xml).printed(), xml, "a second time changes nothing");
+    let printed = machine.hook(&["vm1", "prepare", "begin", "-"], &xml).printed();
+    assert!(printed.contains("<vcpusched vcpus='0-1' scheduler='fifo' priority='1'/>"), "{printed}");
+}
+
+#[test]
 fn leases_that_cannot_be_read() {
     let old = machine().leases().unwrap();
     let newer = "{\"version\":3,\"leases\":{\"a\":1}}\n";
