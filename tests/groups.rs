@@ -264,7 +264,6 @@ fn true_sockets_and_dies() {
     // Uneven over the packages: not told.
     assert_eq!(told("2s4c2t,numa=2", 12, &[]), (1, 1, 6, 2));
     assert_eq!(told("2s4c2t,numa=2", 12, &[("numa", "spread")]), (2, 1, 3, 2));
-    assert_eq!(told("2s4c2t,numa=2", 12, &[("numa", "spread"), ("topology", "keep")].split_at(1).0), (2, 1, 3, 2));
 }
 
 #[derive(Clone, Debug)]

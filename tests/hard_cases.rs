@@ -15,7 +15,7 @@ use virt_pin::alloc::policy::Policy;
 use virt_pin::alloc::refusal::Refusal;
 use virt_pin::alloc::request::Request;
 use virt_pin::alloc::{self, Supply};
-use virt_pin::cpuset::{CpuId, CpuSet, MAX_CPUS, NodeId};
+use virt_pin::cpuset::{CpuId, CpuSet, NodeId};
 use virt_pin::error::Code;
 use virt_pin::host::{CoreClass, CoreId, Cpu, LlcId, Node, Topology, shape};
 
@@ -138,7 +138,8 @@ fn unequal_caches_are_filled_from_the_tightest() {
     assert_eq!(lies_on(2, ""), "0-1");
     assert_eq!(lies_on(3, ""), "2-4");
     assert_eq!(lies_on(4, ""), "5-8");
-    assert_eq!(lies_on(7, ""), "5-10,0".split(',').rev().collect::<Vec<_>>().join(","));
+    // Two caches either way; what is left of the larger one serves best.
+    assert_eq!(lies_on(7, ""), "0-1,5-9");
     assert_eq!(lies_on(1, "5-6"), "0");
 }
 
@@ -153,7 +154,7 @@ fn an_answer_whatever_is_asked() {
         &[("cores", "thread")],
         &[("numa", "spread")],
     ];
-    let largest = MAX_CPUS.min(8192);
+    let largest = 1024;
     let lonely: Vec<_> = (0..largest).map(|cpu| (1, cpu, cpu)).collect();
     let one_core = [(8, 0, 0)];
     let one_node: Vec<_> = (0..largest / 2).map(|core| (2, core * 2, 0)).collect();

@@ -103,9 +103,20 @@ pub(super) fn enough<'a>(pieces: impl IntoIterator<Item = &'a Piece>, demand: &D
         && sizes.iter().take(for_vcpus).map(|&size| u32::from(size)).sum::<u32>() >= demand.vcpus
 }
 
+/// Whether any last-level cache alone has enough, whatever the nodes.
+fn one_cache_holds(pieces: &[&Piece], demand: &Demand<'_>) -> bool {
+    let mut holds: BTreeMap<LlcId, u32> = BTreeMap::new();
+    for piece in pieces {
+        if let Some(llc) = piece.llc {
+            *holds.entry(llc).or_default() += u32::from(piece.vcpus);
+        }
+    }
+    holds.values().any(|&holds| holds >= demand.vcpus)
+}
+
 /// The best choice, or `None` if there is none. Without `room`, memory does not matter.
 pub(super) fn choose<'a>(pieces: &[&'a Piece], demand: &Demand<'_>, room: Option<Room<'_>>) -> Option<Choice<'a>> {
-    if !enough(pieces.iter().copied(), demand) {
+    if !enough(pieces.iter().copied(), demand) || (demand.cache == Span::Single && !one_cache_holds(pieces, demand)) {
         return None;
     }
     let (visits, seats) = (Cell::new(MAX_VISITS), Cell::new(MAX_SEATS));
@@ -116,9 +127,8 @@ pub(super) fn choose<'a>(pieces: &[&'a Piece], demand: &Demand<'_>, room: Option
     // Step 4: node sets, fewest first.
     let within = |numa: Span| {
         // Several groups never lie on more nodes than there are groups.
-        let mut sizes =
-            sizes(&nodes, demand, numa).filter(|&size| demand.groups.len() == 1 || size <= demand.groups.len());
-        sizes.find_map(|size| {
+        let few = |size: &usize| demand.groups.len() == 1 || *size <= demand.groups.len();
+        sizes(&nodes, demand, numa).into_iter().filter(few).find_map(|size| {
             let sets = subsets(&nodes, size, demand, &Cell::new(MAX_NODE_SETS * pieces.len()));
             let sets = sets.into_iter().filter(|set| search.has_room(&[nodes_of(set)]));
             let choices = sets.filter_map(|set| search.in_nodes(&set));
@@ -254,7 +264,7 @@ impl Search<'_> {
         caches.retain(|cache| demand.cache != Span::Single || cache.pieces.iter().all(|piece| piece.llc.is_some()));
         let alone = self.demand.groups.len() == 1;
         let has_room = |choice: &Choice<'_>| !alone || self.has_room(&choice.nodes_by_group());
-        sizes(&caches, &demand, demand.cache).find_map(|size| {
+        sizes(&caches, &demand, demand.cache).into_iter().find_map(|size| {
             let choices = subsets(&caches, size, &demand, &self.visits).into_iter().filter_map(|set| {
                 let few = pack(&set, groups, extra, None).filter(has_room);
                 // Fewer nodes than these lack the room for memory: use each of them.

@@ -10,6 +10,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::choose::{Demand, Piece, enough};
 use super::policy::Span;
 
+/// How many sizes of sets are tried one by one.
+const MAX_SIZES: usize = 64;
+
 /// Pieces that lie together: on one node, or in one last-level cache.
 pub(super) struct Domain<'a> {
     pub(super) pieces: Vec<&'a Piece>,
@@ -60,13 +63,13 @@ pub(super) fn domains<'a, K: Ord, A: Ord>(
 }
 
 /// Over how many domains to spread, in the order to try. Sizes at which even the largest domains hold too little are
-/// left out.
-pub(super) fn sizes(domains: &Alike<'_>, demand: &Demand<'_>, span: Span) -> std::ops::RangeInclusive<usize> {
+/// left out; beyond [`MAX_SIZES`] that were in vain, the steps grow.
+pub(super) fn sizes(domains: &Alike<'_>, demand: &Demand<'_>, span: Span) -> Vec<usize> {
     let count = domains.all().count();
     match span {
-        Span::Single => 1..=1,
-        Span::Any => count..=count,
-        Span::Spread => demand.groups.len()..=demand.groups.len(),
+        Span::Single => vec![1],
+        Span::Any => vec![count],
+        Span::Spread => vec![demand.groups.len()],
         Span::Prefer => {
             let mut room: Vec<u32> = domains.all().map(|domain| domain.holds).collect();
             room.sort_unstable_by(|a, b| b.cmp(a));
@@ -75,7 +78,16 @@ pub(super) fn sizes(domains: &Alike<'_>, demand: &Demand<'_>, span: Span) -> std
                 sum = sum.saturating_add(*room);
                 sum < demand.vcpus
             });
-            short.count() + 1..=count
+            let mut sizes: Vec<usize> = (short.count() + 1..=count).take(MAX_SIZES).collect();
+            let mut next = sizes.last().map_or(count, |last| last + 1);
+            let mut step = 1;
+            while next < count {
+                sizes.push(next);
+                step *= 2;
+                next += step;
+            }
+            sizes.extend((sizes.last() < Some(&count)).then_some(count));
+            sizes
         }
     }
 }

@@ -38,7 +38,7 @@ impl Rule for Ours {
             Supply { topology: &machine.topology, pinnable: &machine.pinnable, taken: &taken, housekeeping: &nothing };
         let policy = if demand.single { &self.single } else { &self.prefer };
         let vcpus = u16::try_from(demand.vcpus).unwrap();
-        let request = Request { vcpus, iothreads: 0, policy: policy.clone(), memory: None };
+        let request = Request::new(vcpus, policy.clone());
         let plan = alloc::plan(&supply, &request).ok()?;
         let exclusive = plan.exclusive();
         Some(free.iter().copied().filter(|&core| machine.cores[core].cpus.is_subset(&exclusive)).collect())
