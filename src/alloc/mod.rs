@@ -30,8 +30,10 @@ pub mod plan;
 pub mod policy;
 pub mod pools;
 pub mod refusal;
+pub mod repack;
 pub mod request;
 pub mod simulation;
+mod sums;
 
 use std::fmt;
 
