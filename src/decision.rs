@@ -4,7 +4,7 @@
 //! takes no lock, changes nothing.
 
 use crate::alloc::plan::Plan;
-use crate::alloc::policy::{Kind, Memory, Policy};
+use crate::alloc::policy::{Fallback, Kind, Memory, Policy};
 use crate::alloc::refusal::Refusal;
 use crate::alloc::request::{GuestMemory, Pages, Request};
 use crate::alloc::{self, Steps, Supply, check};
@@ -13,7 +13,7 @@ use crate::cpuset::{CpuId, CpuSet};
 use crate::error::{Code, Error, Result, printable};
 use crate::host::root::Root;
 use crate::host::{Topology, cgroup, sysfs};
-use crate::lock::leases::{Lease, Leases};
+use crate::lock::leases::{Holds, Lease, Leases};
 use crate::uuid::DomainUuid;
 use crate::xml::Domain;
 use crate::xml::read::{self, Identity, Pins};
@@ -42,6 +42,26 @@ pub struct Dedicated {
     pub policy_from: String,
     /// The configuration it was read under.
     pub settings: Settings,
+}
+
+impl Dedicated {
+    /// How the domain starts although it gets no plan: where there is no place for it and its policy says so, degraded.
+    ///
+    /// # Errors
+    /// The refusal itself; [`Code::StaticConflict`] when libvirt would pin the degraded domain to CPUs of another.
+    pub fn fall_back(&self, refusal: Error, leases: &Leases, domain: Option<DomainUuid>) -> Result<Holds> {
+        if self.request.policy.fallback == Fallback::Refuse || !refusal.code.is_about_placement() {
+            return Err(refusal);
+        }
+        let pins = self.pins.all();
+        match leases.dedicated_owner_of(&pins, domain) {
+            Some(owner) => Err(static_conflict(&pins, owner).because(refusal).with_hint(
+                "fallback=\"shared\" starts it without CPUs of its own, but not on those of another: take the pins out of its \
+                 XML, or stop the VM that holds the CPUs",
+            )),
+            None => Ok(Holds::Degraded { code: refusal.code, reason: refusal.message, pins }),
+        }
+    }
 }
 
 /// What this domain wants: the policy in its XML, or that of the configuration, or its pins. `configured` is only asked

@@ -296,6 +296,16 @@ impl Code {
         self.row().map_or("internal", |row| row.name)
     }
 
+    /// The code of this name.
+    pub fn from_name(name: &str) -> Option<Code> {
+        TABLE.iter().find(|row| row.name == name).map(|row| row.code)
+    }
+
+    /// Whether it says that a request is in order and there is no place for it.
+    pub fn is_about_placement(self) -> bool {
+        self == Code::MemoryShortage || self.name().starts_with("cpu.placement.")
+    }
+
     /// The exit status of both binaries for this code.
     pub fn exit(self) -> u8 {
         self.row().map_or(1, |row| row.exit)
@@ -464,6 +474,18 @@ mod tests {
             assert_eq!(TABLE.iter().filter(|row| row.code == code).count(), 1, "{code:?}");
         }
         assert_eq!(Code::all().count(), Code::InstallConflict as usize + 1);
+        assert!(Code::all().all(|code| Code::from_name(code.name()) == Some(code)));
+    }
+
+    #[test]
+    fn placement_is_not_policy() {
+        for code in [Code::Shortage, Code::NeedsRepack, Code::Unsatisfiable, Code::MemoryShortage] {
+            assert!(code.is_about_placement(), "{code}");
+        }
+        for code in [Code::PolicyInvalid, Code::StaticConflict, Code::StalePins, Code::StateLocked, Code::ConfigInvalid]
+        {
+            assert!(!code.is_about_placement(), "{code}");
+        }
     }
 
     #[test]

@@ -30,6 +30,7 @@ pub struct Journal {
 struct Record {
     domain: String,
     uuid: String,
+    level: Level,
     code: Option<Code>,
     cpus: String,
     message: String,
@@ -48,13 +49,30 @@ impl Journal {
 
     /// Notes what happened to a domain: `code` for what went wrong, the CPUs it is about, one sentence. The name is
     /// hostile.
-    pub fn record(&self, (name, uuid): (&str, DomainUuid), code: Option<Code>, cpus: Option<&CpuSet>, message: &str) {
+    pub fn record(&self, domain: (&str, DomainUuid), code: Option<Code>, cpus: Option<&CpuSet>, message: &str) {
+        let level = if code.is_some() { Level::ERROR } else { Level::INFO };
+        self.note(level, domain, code, cpus, message);
+    }
+
+    /// Notes what a domain has to do without, although nothing has gone wrong.
+    pub fn warn(&self, domain: (&str, DomainUuid), code: Code, message: &str) {
+        self.note(Level::WARN, domain, Some(code), None, message);
+    }
+
+    fn note(
+        &self,
+        level: Level,
+        (name, uuid): (&str, DomainUuid),
+        code: Option<Code>,
+        cpus: Option<&CpuSet>,
+        message: &str,
+    ) {
         if self.dispatch.is_none() {
             return;
         }
         let cpus = cpus.map(ToString::to_string).unwrap_or_default();
         let (domain, uuid, message) = (printable(name), uuid.to_string(), printable(message));
-        self.records.borrow_mut().push(Record { domain, uuid, code, cpus, message });
+        self.records.borrow_mut().push(Record { domain, uuid, level, code, cpus, message });
     }
 
     /// Writes the records. Those that a hanging journal does not take in time are lost; that is nobody's failure.
@@ -73,8 +91,11 @@ impl Journal {
 
 fn write(record: &Record) {
     let Record { domain, uuid, cpus, message, .. } = record;
-    match record.code {
-        Some(code) => tracing::event!(Level::ERROR, domain, uuid, code = code.name(), cpus, "{message}"),
-        None => tracing::event!(Level::INFO, domain, uuid, code = "", cpus, "{message}"),
+    let code = record.code.map_or("", Code::name);
+    // The macro makes a constant of the level.
+    match record.level {
+        Level::ERROR => tracing::event!(Level::ERROR, domain, uuid, code, cpus, "{message}"),
+        Level::WARN => tracing::event!(Level::WARN, domain, uuid, code, cpus, "{message}"),
+        _ => tracing::event!(Level::INFO, domain, uuid, code, cpus, "{message}"),
     }
 }

@@ -68,8 +68,8 @@ fn list() {
         list["leases"][0],
         json!({
             "name": "vm1", "uuid": "00000000-0000-0000-0000-000000000001", "state": "reserved", "kind": "dedicated",
-            "cpus": "2,10", "vcpus": [2, 10], "parked": "", "emulator": "0-1,8-9", "iothreads": "0-1,8-9", "nodes": "0",
-            "pid": null,
+            "cpus": "2,10", "vcpus": [2, 10], "parked": "", "emulator": "0-1,8-9", "iothreads": "0-1,8-9", "nodes": [0],
+            "pid": null, "since": 1000,
         })
     );
     let empty = Machine::new("2");
@@ -88,6 +88,7 @@ fn lease() {
 UUID:           00000000-0000-0000-0000-000000000001
 State:          running
 Kind:           dedicated
+Since:          0 seconds ago
 CPUs held:      2,10
 vCPU 0:         CPU 2
 vCPU 1:         CPU 10
@@ -109,6 +110,7 @@ QEMU pid:       700
 UUID:           00000000-0000-0000-0000-000000000007
 State:          reserved
 Kind:           static
+Since:          0 seconds ago
 CPUs held:      6
 "
     );
@@ -284,6 +286,9 @@ It would get:
         (&again["plan"], &again["steps"][1]),
         (&view["plan"], &json!("the domain holds a lease that answers the request"))
     );
+    assert_eq!((&again["held"], &view["held"]), (&json!(true), &Value::Null));
+    let text = machine.cli(&["explain", "db"]).printed();
+    assert!(text.contains("\nIt holds:\n  vCPU 0         CPU 3\n") && !text.contains("would get"), "{text}");
 }
 
 #[test]
@@ -294,7 +299,8 @@ fn explain_of_a_refusal_is_an_answer_and_a_failure() {
     let sentence = run.complaint(Code::Shortage);
     assert_eq!(sentence, "domain \"big\": needs 6 whole cores (12 vCPUs, 2 on each), 4 of the 6 pinnable are free");
     assert!(run.stdout.starts_with("Domain \"big\"\n 1. dedicated by the domain's XML: 12 vCPUs on whole cores\n"));
-    assert!(run.stdout.ends_with(" 6. refused: cpu.placement.shortage: needs 6 whole cores (12 vCPUs, 2 on each), 4 of the 6 pinnable are free\n"), "{}", run.stdout);
+    // The sentence is the error's, and said once.
+    assert!(run.stdout.ends_with(" 5. needed: 12 vCPUs; free: 4 whole cores\n"), "{}", run.stdout);
     assert!(run.stderr.contains("  hint: held by \"vm1\" 2,10, \"vm7\" 6; "), "{}", run.stderr);
     let view = machine.json(&["explain", "big"]);
     let refused = &view["refused"];
@@ -320,12 +326,9 @@ fn explain_of_domains_without_a_policy() {
     let sentence = machine.event(&vm, "prepare begin").refused(Code::StaticConflict);
     let run = machine.cli_with(&["explain", "-"], vm.xml());
     assert_eq!((run.code, run.complaint(Code::StaticConflict)), (Some(24), sentence.clone()));
-    assert!(
-        run.stdout.ends_with(
-            " 2. refused: cpu.static.conflict: its XML pins vCPUs to CPUs 10, but 10 are leased to domain \"vm1\"\n"
-        ),
-        "{}",
-        run.stdout
+    assert_eq!(
+        run.stdout,
+        "Domain \"vm5\"\n 1. no policy, but its XML pins it to CPUs 10: respected as a static lease while it runs\n"
     );
     let run = machine.cli_with(&["--json", "explain", "-"], vm.xml());
     let view: Value = serde_json::from_str(&run.stdout).unwrap();
@@ -625,6 +628,116 @@ fn check_finds_what_is_wrong() {
     is(finding(&machine, "threads of \"vm1\""), "fail", "\"CPU 1/KVM\" (tid 702) may run on CPUs 0-15, not 10");
     machine.gone(700);
     is(finding(&machine, "every lease has a living VM"), "warn", "\"vm1\": its QEMU has ended");
+
+    // A dedicated VM that was started past the hook.
+    is(finding(&machine, "every dedicated VM that runs"), "pass", "");
+    let (past, shared) = (Vm::new(5, 2), Vm::new(6, 1).without_policy());
+    machine.qemu(&past, 710, &[3, 11], "0-1,8-9");
+    machine.qemu(&shared, 720, &[0], "0-1,8-9");
+    let _alive = [&past, &shared].map(|vm| machine.alive(vm));
+    is(finding(&machine, "every dedicated VM that runs"), "fail", "not \"vm5\": `virt-pin reconcile` gives it one if");
+    machine.cli(&["reconcile"]).printed();
+    is(finding(&machine, "every dedicated VM that runs"), "pass", "");
+
+    // Whoever can write there could make leases.
+    is(finding(&machine, "nobody else can change"), "pass", "/run/virt-pin");
+    fs::set_permissions(machine.path("/run/virt-pin"), fs::Permissions::from_mode(0o777)).unwrap();
+    is(finding(&machine, "nobody else can change"), "fail", "has mode 0777: others may write to it (`chmod 0700 ");
+    fs::set_permissions(machine.path("/run/virt-pin"), fs::Permissions::from_mode(0o700)).unwrap();
+    fs::set_permissions(machine.path("/run/virt-pin/lock"), fs::Permissions::from_mode(0o666)).unwrap();
+    is(finding(&machine, "nobody else can change"), "fail", "`chmod 0600 ");
+}
+
+/// A VM that runs without the CPUs it asks for, as its policy allows, shows so wherever one may look.
+#[test]
+fn a_degraded_domain_shows_everywhere() {
+    let machine = machine();
+    let vm = Vm::new(3, 12).with("fallback='shared'").named("big");
+    let reason = "needs 6 whole cores (12 vCPUs, 2 on each), 4 of the 6 pinnable are free";
+    machine.put("/etc/libvirt/qemu/big.xml", &Vm { id: None, ..vm.clone() }.xml());
+    // Before the start.
+    let text = machine.cli(&["explain", "big"]).printed();
+    assert!(
+        text.ends_with(&format!(
+            " 6. no room: cpu.placement.shortage: {reason}\n \
+             7. fallback=\"shared\": it would start degraded, without CPUs of its own\n"
+        )),
+        "{text}"
+    );
+    let why = json!({ "code": "cpu.placement.shortage", "reason": reason });
+    let view = machine.json(&["explain", "big"]);
+    assert_eq!((&view["degraded"], &view["plan"], &view["runs_degraded"]), (&why, &Value::Null, &Value::Null));
+
+    machine.prepare(&vm);
+    machine.qemu(&vm, 700, &(0..12).collect::<Vec<_>>(), "0-15");
+    machine.thread(700, 701, "CPU 0/KVM", "0-15");
+    machine.event(&vm, "started begin").silent();
+    let _alive = machine.alive(&vm);
+    machine.put("/proc/uptime", "8200.00 1.00\n");
+    let list = machine.cli(&["list"]).printed();
+    assert!(list.contains("\n big    running    degraded    -       -      -        -          -\n"), "{list}");
+    assert_eq!(
+        machine.cli(&["lease", "big"]).printed(),
+        format!(
+            "Name:           big
+UUID:           00000000-0000-0000-0000-000000000003
+State:          running
+Kind:           degraded
+Since:          2 hours ago
+CPUs held:      -
+Code:           cpu.placement.shortage
+Reason:         {reason}
+QEMU pid:       700
+"
+        )
+    );
+    let view = machine.json(&["lease", "big"]);
+    assert_eq!((&view["kind"], &view["code"], &view["reason"]), (&json!("degraded"), &why["code"], &why["reason"]));
+    let checks = machine.json(&["check"])["checks"].as_array().unwrap().clone();
+    let result = |check: &str| checks.iter().find(|found| found["check"] == check).unwrap().clone();
+    let found = result("\"big\" has CPUs of its own");
+    assert_eq!(found["result"], "warn");
+    assert_eq!(
+        found["message"],
+        format!(
+            "it has been degraded for 2 hours (cpu.placement.shortage: {reason}); stop it and start it again when \
+             `virt-pin explain` finds room"
+        )
+    );
+    assert_eq!(result("every dedicated VM that runs has a lease")["result"], "pass");
+    // It owns nothing on the map.
+    let map = machine.cli(&["map"]).printed();
+    assert!(!map.contains("big"), "{map}");
+    // Nobody takes its lease for one to be rebuilt; lost, it comes back for what it is.
+    let big = || machine.leased().into_iter().find(|lease| lease["name"] == "big").unwrap();
+    let before = big();
+    machine.cli(&["reconcile"]).printed();
+    assert_eq!(big(), before);
+    machine.put("/run/virt-pin/leases.json", "");
+    let said = machine.cli(&["reconcile"]).printed();
+    let what = "vCPU 0 may run on CPUs 0-15, not on one of its own";
+    assert!(said.contains(&format!("\"big\": degraded, without CPUs of its own: {what}\n")), "{said}");
+    let lost = big();
+    assert_eq!(
+        (&lost["kind"], &lost["qemu"], &lost["reason"]),
+        (&json!("degraded"), &json!([700, 5000]), &json!(what))
+    );
+    // With room, a new start is another matter.
+    machine.pinnable("0-15");
+    machine.put(
+        "/etc/libvirt/qemu/big.xml",
+        &Vm { id: None, ..vm }.xml().replace("fallback", "emulator='share' iothreads='share' fallback"),
+    );
+    let text = machine.cli(&["explain", "big"]).printed();
+    assert!(
+        text.contains(" 2. it runs degraded, without CPUs of its own (") && text.contains("\nIt would get:\n"),
+        "{text}"
+    );
+    let view = machine.json(&["explain", "big"]);
+    assert!(
+        view["runs_degraded"]["code"].is_string() && view["degraded"].is_null() && view["held"].is_null(),
+        "{view}"
+    );
 }
 
 #[test]

@@ -27,12 +27,12 @@ fn damaged_state_ends_nobody_who_holds_nothing() {
     let machine = Machine::new("2-3,10-11");
     let (shared, dedicated) = (Vm::new(1, 1).without_policy(), Vm::new(2, 2));
     let by_hand = Vm::new(3, 1).without_policy().pinned(&[6]);
-    for text in ["{\"version\":1,", "{\"version\":2,\"leases\":[]}"] {
+    for text in ["{\"version\":1,", "{\"version\":3,\"leases\":[]}"] {
         machine.put("/run/virt-pin/leases.json", text);
         machine.event(&shared, "prepare begin").silent();
         machine.event(&shared, "started begin").silent();
         machine.event(&by_hand, "started begin").silent();
-        let code = if text.contains('2') { Code::StateNewer } else { Code::StateCorrupt };
+        let code = if text.contains('3') { Code::StateNewer } else { Code::StateCorrupt };
         machine.event(&dedicated, "prepare begin").refused(code);
         machine.event(&dedicated, "started begin").refused(code);
         machine.event(&dedicated, "reconnect begin").reported(code);
@@ -167,6 +167,13 @@ fn a_cgroup_left_behind_confines_no_stranger() {
     std::fs::create_dir_all(&left).unwrap();
     machine.event(&Vm::new(1, 1).named("虚拟机").without_policy(), "prepare begin").silent();
     assert!(!left.exists() && machine.path("/cg/machine").exists());
+    // Nor one that is pinned by hand, nor one that is degraded.
+    for vm in [Vm::new(1, 1).without_policy().pinned(&[6]), Vm::new(1, 6).with("fallback='shared'")] {
+        std::fs::create_dir_all(machine.path("/cg/machine/qemu-1-vm1.libvirt-qemu/vcpu0")).unwrap();
+        assert_eq!(machine.event(&vm, "prepare begin").code, Some(0));
+        assert!(!machine.path("/cg/machine/qemu-1-vm1.libvirt-qemu").exists() && machine.path("/cg/machine").exists());
+        machine.event(&vm, "release end shutdown").silent();
+    }
 }
 
 #[test]

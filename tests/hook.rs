@@ -107,9 +107,11 @@ fn the_whole_life_of_a_domain() {
     assert_eq!(machine.prepare(&vm), prepared);
     let lease = |state: &str, qemu: &str| {
         format!(
-            "{{\"version\":1,\"boot_id\":\"{}\",\"leases\":[{{\"uuid\":\"{}\",\"name\":\"vm1\",\"state\":\"{state}\",\
+            "{{\"version\":2,\"boot_id\":\"{}\",\"leases\":[{{\"uuid\":\"{}\",\"name\":\"vm1\",\"state\":\"{state}\",\
              \"kind\":\"dedicated\",\"vcpus\":[2,10],\"whole\":true,\"emulator\":\"0-1,4-9,12-15\",\"iothreads\":\"0-1,4-9,12-15\",\
-             \"nodes\":\"0\",\"memory_nodes\":\"0\",\"guest\":[1,1,1,2],\"domain_id\":1{qemu},\"since\":1000}}]}}\n",
+             \"nodes\":\"0\",\"memory_nodes\":\"0\",\"guest\":[1,1,1,2],\
+             \"request\":{{\"vcpus\":2,\"policy\":[[\"policy\",\"dedicated\"]],\"memory\":{{\"bytes\":1073741824,\"pages\":\"ordinary\"}}}},\
+             \"domain_id\":1{qemu},\"since\":1000}}]}}\n",
             machine::BOOT_ID,
             vm.uuid
         )
@@ -127,7 +129,7 @@ fn the_whole_life_of_a_domain() {
     machine.gone(700);
     assert_eq!(machine.leased().len(), 1);
     machine.event(&vm, "release end shutdown").silent();
-    let none = format!("{{\"version\":1,\"boot_id\":\"{}\",\"leases\":[]}}\n", machine::BOOT_ID);
+    let none = format!("{{\"version\":2,\"boot_id\":\"{}\",\"leases\":[]}}\n", machine::BOOT_ID);
     assert_eq!(machine.leases().unwrap(), none);
     assert_eq!(fs::metadata(machine.path("/run/virt-pin")).unwrap().permissions().mode() & 0o777, 0o700);
     assert_eq!(fs::metadata(machine.path("/run/virt-pin/leases.json")).unwrap().permissions().mode() & 0o777, 0o600);
@@ -197,6 +199,158 @@ fn no_room() {
     }
     machine.event(&vm, "release end failed").silent();
     assert!(machine.everything() == before);
+}
+
+/// `fallback='shared'`: from the start that finds no room to the one that does.
+#[test]
+fn a_domain_that_can_do_without() {
+    let machine = machine();
+    let vm = Vm::new(1, 4).with("fallback='shared'");
+    let reason = "needs 2 whole cores (4 vCPUs, 2 on each), 1 of the 2 pinnable are free";
+    // Those that only ask get no lease; the XML is left alone at all of them.
+    for event in ["migrate begin", "restore begin", "prepare begin"] {
+        assert_eq!(machine.leased().len(), 1, "{event}");
+        assert_eq!(machine.event(&vm, event).printed(), vm.xml());
+    }
+    let lease = |state: &str, qemu: &str| {
+        let text = format!(
+            "{{\"uuid\":\"{}\",\"name\":\"vm1\",\"state\":\"{state}\",\"kind\":\"degraded\",\"cpus\":\"\",\
+             \"code\":\"cpu.placement.shortage\",\"reason\":\"{reason}\",\"domain_id\":1{qemu},\"since\":1000}}",
+            vm.uuid
+        );
+        serde_json::from_str::<serde_json::Value>(&text).unwrap()
+    };
+    assert_eq!(machine.leased()[0], lease("reserved", ""));
+    // The same event again, and another attempt.
+    let before = machine.everything();
+    assert_eq!(machine.prepare(&vm), vm.xml());
+    assert!(machine.everything() == before);
+    machine.event(&vm, "start begin").silent();
+    machine.qemu(&vm, 700, &[0, 1, 3, 11], "0-15");
+    for event in ["started begin", "reconnect begin"] {
+        machine.event(&vm, event).silent();
+        assert_eq!(machine.leased()[0], lease("running", ",\"qemu\":[700,5000]"));
+    }
+    // It has nothing that others could not have, and its lease is that of a living domain all the same.
+    machine.prepare(&Vm::new(2, 2));
+    machine.event(&vm, "prepare begin").refused(Code::StateConflict);
+    assert_eq!(machine.leased().len(), 3);
+    machine.gone(700);
+    machine.event(&vm, "release end shutdown").silent();
+    assert_eq!(machine.leased().len(), 2);
+    // With room it is a domain like others.
+    machine.event(&Vm::new(9, 2), "release end shutdown").silent();
+    machine.event(&Vm::new(2, 2), "release end shutdown").silent();
+    assert_eq!(pins(&machine.prepare(&vm)), [2, 10, 3, 11]);
+    assert_eq!(machine.leased()[0]["kind"], "dedicated");
+    // One that has ended unnoticed is reclaimed like others.
+    let machine = Machine::new("2,10");
+    machine.prepare(&vm);
+    machine.qemu(&vm, 700, &[0, 1, 3, 11], "0-15");
+    machine.event(&vm, "started begin").silent();
+    machine.gone(700);
+    machine.prepare(&Vm::new(2, 2));
+    assert_eq!(machine.leased().len(), 1);
+}
+
+#[test]
+fn doing_without_is_for_want_of_room_alone() {
+    let fallback = |more: &str| format!("fallback='shared' {more}");
+    let machine = Machine::new("1-3,9-11,4-6");
+    machine.prepare(&Vm::new(9, 2).with("nodes='0'"));
+    machine.event(&Vm::new(8, 1).without_policy().pinned(&[6]), "prepare begin").silent();
+    let before = machine.everything();
+    for (vm, code) in [
+        (Vm::new(1, 6).with(&fallback("")), Code::Shortage),
+        (Vm::new(1, 14).with(&fallback("")), Code::Unsatisfiable),
+        (Vm::new(1, 5).with(&fallback("cores='thread' numa='single'")), Code::NeedsRepack),
+        (Vm::new(1, 2).memory_kib(100 << 20).with(&fallback("")), Code::MemoryShortage),
+    ] {
+        assert_eq!(machine.prepare(&vm), vm.xml());
+        let lease = &machine.leased()[0];
+        assert_eq!((lease["kind"].as_str(), lease["code"].as_str()), (Some("degraded"), Some(code.name())));
+        machine.event(&vm, "release end failed").silent();
+    }
+    assert!(machine.everything() == before);
+    for (vm, code) in [
+        (Vm::new(1, 3).with(&fallback("threads-per-core='2'")), Code::PolicyInvalid),
+        (Vm::new(1, 2).with(&fallback("isolation='partition'")), Code::PolicyUnsupported),
+        (Vm::new(1, 2).with(&fallback("")).pinned(&[0, 8]), Code::StalePins),
+        (Vm::new(1, 0).with(&fallback("")), Code::DomainInvalid),
+    ] {
+        machine.event(&vm, "prepare begin").refused(code);
+        assert!(machine.everything() == before);
+    }
+    machine.config("pinnable = 1\n");
+    machine.event(&Vm::new(1, 2).with(&fallback("")), "prepare begin").refused(Code::ConfigInvalid);
+    machine.pinnable("2");
+    machine.put("/run/virt-pin/leases.json", "");
+    machine.event(&Vm::new(1, 2).with(&fallback("")), "prepare begin").refused(Code::StateCorrupt);
+}
+
+#[test]
+fn pins_of_a_domain_that_does_without() {
+    let machine = Machine::new("2-3,10-11");
+    machine.prepare(&Vm::new(9, 2));
+    // libvirt would put its threads on the CPUs of vm9, whichever way it comes in.
+    let vm = Vm::new(1, 4).with("fallback='shared'").pinned(&[0, 1, 4, 10]);
+    let before = machine.everything();
+    for event in ["prepare begin", "migrate begin", "restore begin"] {
+        let run = machine.event(&vm, event);
+        let said = if event == "restore begin" {
+            run.reported(Code::StaticConflict)
+        } else {
+            run.refused(Code::StaticConflict)
+        };
+        assert_eq!(said, "domain \"vm1\": its XML pins vCPUs to CPUs 0-1,4,10, but 10 are leased to domain \"vm9\"");
+        assert!(run.stderr.contains("  because: needs 2 whole cores (4 vCPUs, 2 on each)"), "{}", run.stderr);
+        assert!(
+            run.stderr.contains("  hint: fallback=\"shared\" starts it without CPUs of its own, but"),
+            "{}",
+            run.stderr
+        );
+    }
+    assert!(machine.everything() == before);
+    // On CPUs of nobody they are respected like those by hand: nobody else gets those.
+    let vm = Vm::new(1, 4).with("fallback='shared'").pinned(&[0, 1, 4, 11]);
+    assert_eq!(machine.prepare(&vm), vm.xml());
+    assert_eq!((&machine.leased()[0]["kind"], &machine.leased()[0]["cpus"]), (&"degraded".into(), &"0-1,4,11".into()));
+    machine.event(&Vm::new(2, 2), "prepare begin").refused(Code::Shortage);
+}
+
+/// leases.json as version 1 had it, with a domain that runs and one that is being started.
+#[test]
+fn an_upgrade_under_running_domains() {
+    let machine = Machine::new("2-3,10-11");
+    let (first, second) = (Vm::new(1, 2), Vm::new(2, 2));
+    machine.prepare(&first);
+    machine.qemu(&first, 700, &[2, 10], "0-1,4-9,12-15");
+    machine.event(&first, "started begin").silent();
+    machine.prepare(&second);
+    // What version 1 wrote is this without the requests.
+    let mut text = machine.leases().unwrap().replace("\"version\":2", "\"version\":1");
+    let request = ",\"request\":{\"vcpus\":2,\"policy\":[[\"policy\",\"dedicated\"]],\
+                   \"memory\":{\"bytes\":1073741824,\"pages\":\"ordinary\"}}";
+    assert_eq!(text.matches(request).count(), 2);
+    text = text.replace(request, "");
+    machine.put("/run/virt-pin/leases.json", &text);
+    machine.event(&first, "reconnect begin").silent();
+    machine.event(&Vm::new(3, 2), "prepare begin").refused(Code::Shortage);
+    assert_eq!(machine.leases().unwrap(), text, "looked at, not written");
+    machine.qemu(&second, 710, &[3, 11], "0-1,4-9,12-15");
+    machine.event(&second, "started begin").silent();
+    let now = machine.leases().unwrap();
+    assert!(now.starts_with("{\"version\":2,") && !now.contains("request"), "{now}");
+    assert_eq!((machine.vcpus_of(&first), machine.vcpus_of(&second)), (vec![2, 10], vec![3, 11]));
+    // A new start has its request; a running domain gets its own from `reconcile`.
+    machine.gone(710);
+    machine.event(&second, "release end shutdown").silent();
+    machine.prepare(&second);
+    assert_eq!((&machine.leased()[0]["request"], &machine.leased()[1]["request"]["vcpus"]), (&().into(), &2.into()));
+    let _alive = machine.alive(&first);
+    machine.cli(&["reconcile"]).printed();
+    assert_eq!(machine.leased()[0]["request"]["policy"], serde_json::json!([["policy", "dedicated"]]));
+    assert_eq!(machine.leased()[0]["qemu"], serde_json::json!([700, 5000]));
 }
 
 #[test]
@@ -285,7 +439,7 @@ fn errors_in_the_policy_name_what_is_accepted() {
 #[test]
 fn leases_that_cannot_be_read() {
     let old = machine().leases().unwrap();
-    let newer = "{\"version\":2,\"leases\":{\"a\":1}}\n";
+    let newer = "{\"version\":3,\"leases\":{\"a\":1}}\n";
     let nuls = "\0".repeat(4096);
     let twice = old.replace("]}", &format!(",{}", old.split_once('[').unwrap().1));
     let overlapping = twice.replacen("000000000009", "000000000008", 1);
@@ -306,7 +460,7 @@ fn leases_that_cannot_be_read() {
         ("{\"version\":-1}", Code::StateCorrupt, "is not a lease file"),
         (&twice, Code::StateCorrupt, "two leases"),
         (&overlapping, Code::StateCorrupt, "have two owners"),
-        (newer, Code::StateNewer, "has version 2; this is virt-pin"),
+        (newer, Code::StateNewer, "has version 3; this is virt-pin"),
     ] {
         let machine = Machine::new("2-3,10-11");
         machine.put("/run/virt-pin/leases.json", text);

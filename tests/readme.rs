@@ -24,7 +24,7 @@ fn attributes() -> String {
             value.push('°');
         }
         match attribute.name {
-            "nodes" => values.push("a list".to_owned()),
+            "nodes" | "cpus" | "dedicated-vcpus" => values.push("a list".to_owned()),
             "threads-per-core" => values.push("1, 2, ...".to_owned()),
             _ => {}
         }

@@ -43,7 +43,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
 const ONLY: &[(&str, &str, &[&str])] = &[
     // The topology as a value; nothing that reads the machine.
     ("alloc", "host", &["Topology", "CoreId", "LlcId", "CoreClass", "Cpu", "Node", "HugePages", "Core"]),
-    ("lock", "alloc", &["plan"]),
+    ("lock", "alloc", &["plan", "policy", "request"]),
     ("config", "alloc", &["policy"]),
     ("config", "host", &["root"]),
 ];

@@ -1,13 +1,13 @@
 //! What holds of every plan, whoever made it. Called by `alloc::plan` on its own result, and by the tests.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::Supply;
 use super::plan::Plan;
 use super::policy::{Cores, GuestView, OtherThreads, Span, ThreadsPerCore};
 use super::refusal::Refusal;
 use super::request::Request;
-use crate::cpuset::{CpuId, CpuSet};
+use crate::cpuset::{CpuId, CpuSet, NodeId};
 use crate::error::Code;
 use crate::host::CoreId;
 
@@ -22,8 +22,17 @@ pub fn check(supply: &Supply<'_>, request: &Request, plan: &Plan) -> Result<(), 
         Err(Refusal::new(Code::Internal, reason))
     };
     let (vcpus, exclusive) = (plan.vcpu_cpus(), plan.exclusive());
-    if plan.vcpus.len() != usize::from(request.vcpus) || vcpus.len() != plan.vcpus.len() {
-        return broken("each vCPU has a CPU of its own");
+    let dedicated: Vec<u16> = request.dedicated().collect();
+    let own: Vec<u16> = (0..).zip(&plan.vcpus).filter(|(_, own)| own.is_some()).map(|(vcpu, _)| vcpu).collect();
+    if plan.vcpus.len() != usize::from(request.vcpus) || own != dedicated || vcpus.len() != dedicated.len() {
+        return broken("each dedicated vCPU has a CPU of its own, and no other has");
+    }
+    let shares = own.len() < plan.vcpus.len();
+    if plan.shared.is_empty() == shares || !plan.shared.is_subset(supply.housekeeping) {
+        return broken("vCPUs that are not dedicated run on housekeeping CPUs");
+    }
+    if request.policy.cpus.as_ref().is_some_and(|named| *named != vcpus) {
+        return broken("the vCPUs have exactly the CPUs that the policy names");
     }
     if exclusive.len() != vcpus.len() + plan.parked.len() + plan.extra.len() {
         return broken("vCPUs, parked and extra CPUs are disjoint");
@@ -67,7 +76,18 @@ pub fn check(supply: &Supply<'_>, request: &Request, plan: &Plan) -> Result<(), 
     if request.policy.numa == Span::Single && plan.nodes.len() > 1 {
         return broken("numa=single spans one node");
     }
-    let llcs: std::collections::BTreeSet<_> =
+    if request.policy.numa != Span::Any {
+        cells(supply, request, plan).or_else(|()| broken("each guest NUMA cell is on one node and splits no core"))?;
+    }
+    if request.policy.numa == Span::Spread && !is_spread(supply, request, plan) {
+        return broken("numa=spread is even over the nodes");
+    }
+    let class = |cpu| supply.topology.cpu(cpu).and_then(|cpu| cpu.class);
+    let bound = vcpus.iter().chain(plan.emulator.iter());
+    if supply.topology.keeps_vms_in_one_class() && bound.map(class).collect::<BTreeSet<_>>().len() > 1 {
+        return broken("on this machine a VM stays on cores of one class");
+    }
+    let llcs: BTreeSet<_> =
         plan.vcpus.iter().flatten().map(|&cpu| supply.topology.cpu(cpu).and_then(|cpu| cpu.llc)).collect();
     if request.policy.cache == Span::Single && llcs.len() > 1 {
         return broken("cache=single spans one last-level cache");
@@ -99,6 +119,47 @@ pub fn check(supply: &Supply<'_>, request: &Request, plan: &Plan) -> Result<(), 
         }
     }
     Ok(())
+}
+
+/// Whether every cell of the guest is on one node, and no core carries vCPUs of two.
+fn cells(supply: &Supply<'_>, request: &Request, plan: &Plan) -> Result<(), ()> {
+    if request.cells.len() < 2 {
+        return Ok(());
+    }
+    let mut cell_of_core = BTreeMap::new();
+    for (number, cell) in request.cells.iter().enumerate() {
+        let own = cell.vcpus.iter().filter_map(|vcpu| plan.vcpus.get(usize::from(vcpu.0)).copied().flatten());
+        let cpus: Vec<_> = own.filter_map(|cpu| supply.topology.cpu(cpu)).collect();
+        let nodes: BTreeSet<_> = cpus.iter().map(|cpu| cpu.node).collect();
+        let whole = request.policy.cores == Cores::Whole;
+        let cores = cpus.iter().filter(|_| whole).filter_map(|cpu| cpu.core);
+        let mut alone = true;
+        cores.for_each(|core| alone &= *cell_of_core.entry(core).or_insert(number) == number);
+        if nodes.len() > 1 || !alone {
+            return Err(());
+        }
+    }
+    Ok(())
+}
+
+/// Cells on different nodes; without cells as many vCPUs on each node as on the others, give or take one core.
+fn is_spread(supply: &Supply<'_>, request: &Request, plan: &Plan) -> bool {
+    let node = |cpu: CpuId| supply.topology.cpu(cpu).and_then(|cpu| cpu.node);
+    if request.cells.len() > 1 {
+        let cells = request.cells.iter().filter_map(|cell| {
+            let mut own = cell.vcpus.iter().filter_map(|vcpu| plan.vcpus.get(usize::from(vcpu.0)).copied().flatten());
+            own.next().map(node)
+        });
+        let cells: Vec<_> = cells.collect();
+        return cells.iter().collect::<BTreeSet<_>>().len() == cells.len();
+    }
+    let named = request.policy.nodes.as_ref();
+    let mut counts: BTreeMap<Option<NodeId>, usize> =
+        named.into_iter().flat_map(CpuSet::iter).map(|node| (Some(NodeId(node.0)), 0)).collect();
+    plan.vcpus.iter().flatten().for_each(|&cpu| *counts.entry(node(cpu)).or_default() += 1);
+    let largest = plan.vcpus.iter().flatten().filter_map(|&cpu| supply.topology.siblings(cpu)).map(CpuSet::len).max();
+    let core = if request.policy.cores == Cores::Whole { largest.unwrap_or(1) } else { 1 };
+    counts.values().max().zip(counts.values().min()).is_none_or(|(most, least)| most - least <= core)
 }
 
 /// How many of the CPUs each known core has.

@@ -1,13 +1,15 @@
-//! Which of the free pieces (whole cores or single threads) a request takes: steps 4 to 7 of [`super::place`].
+//! Which of the free pieces (whole cores or single threads) a request takes: steps 4 to 8 of [`super::place`].
 //!
-//! Knows domains (nodes, last-level caches) and counts; nothing of policies' words, refusals or threads' numbers beyond
-//! the final tie-break. The search is bounded by [`MAX_NODE_SETS`] and [`MAX_VISITS`], counted in steps and never in time:
-//! within them it is exact.
+//! Knows nodes, last-level caches and counts; nothing of policies' words, refusals or threads' numbers beyond the final
+//! tie-break. The search is bounded by [`MAX_NODE_SETS`], [`MAX_VISITS`] and [`MAX_SEATS`], counted in steps and never in
+//! time: within them it is exact.
 
 use std::cell::Cell;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::domains::{domains, sizes, subsets};
+use super::pick::pack;
 use super::policy::Span;
 use crate::cpuset::{CpuId, NodeId};
 use crate::host::{CoreClass, CoreId, LlcId};
@@ -18,12 +20,15 @@ const MAX_NODE_SETS: usize = 256;
 /// How many pieces are looked at in all sets of caches together; beyond it only the set that [`subsets`] thinks best is.
 const MAX_VISITS: usize = 100_000;
 
+/// How often a group of vCPUs is seated on a node in trial.
+const MAX_SEATS: usize = 20_000;
+
 /// Something handed out as one: a whole core, or a single thread.
 #[derive(Clone, Debug)]
 pub(super) struct Piece {
-    /// Its CPUs, ascending.
+    /// Its CPUs, those for vCPUs first.
     pub(super) cpus: Vec<CpuId>,
-    /// How many vCPUs it takes.
+    /// How many vCPUs it takes; 0 = it is for other threads only.
     pub(super) vcpus: u16,
     pub(super) core: Option<CoreId>,
     pub(super) node: Option<NodeId>,
@@ -33,28 +38,61 @@ pub(super) struct Piece {
     pub(super) lone: bool,
 }
 
-/// Whether a set of nodes has room for something else that the request needs: memory.
-pub(super) type Room<'a> = &'a dyn Fn(&BTreeSet<NodeId>) -> bool;
+/// Whether there is room for the guest's memory when each group of vCPUs lies on these nodes. More nodes never hold less.
+pub(super) type Room<'a> = &'a dyn Fn(&[BTreeSet<NodeId>]) -> bool;
+
+/// How far a set of nodes is from where the guest's devices are: less is better.
+pub(super) type Far<'a> = &'a dyn Fn(&BTreeSet<NodeId>) -> u32;
 
 /// How much is wanted.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Demand {
+#[derive(Clone, Copy)]
+pub(super) struct Demand<'a> {
+    /// How many vCPUs get pieces.
     pub(super) vcpus: u32,
+    /// The same by group. A single group lies where the spans say; of several, each lies on one node, and no two share a
+    /// piece.
+    pub(super) groups: &'a [u32],
     /// Pieces beside those of the vCPUs, for emulator and I/O threads.
     pub(super) extra: usize,
+    /// Over how many nodes; [`Span::Spread`] = each group on a node of its own.
     pub(super) numa: Span,
     pub(super) cache: Span,
+    /// Whether all pieces must be of one core class.
+    pub(super) one_class: bool,
+    /// `None` = the guest has no devices whose nodes matter.
+    pub(super) far: Option<Far<'a>>,
 }
 
 /// The pieces taken.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Choice<'a> {
-    pub(super) vcpus: Vec<&'a Piece>,
+    /// Of each group of the demand.
+    pub(super) groups: Vec<Vec<&'a Piece>>,
     pub(super) extra: Vec<&'a Piece>,
 }
 
+impl<'a> Choice<'a> {
+    /// The pieces of the vCPUs.
+    pub(super) fn vcpus(&self) -> impl Iterator<Item = &'a Piece> + '_ {
+        self.groups.iter().flatten().copied()
+    }
+
+    fn pieces(&self) -> impl Iterator<Item = &'a Piece> + '_ {
+        self.vcpus().chain(self.extra.iter().copied())
+    }
+
+    /// The nodes of the vCPUs.
+    pub(super) fn nodes(&self) -> BTreeSet<NodeId> {
+        self.vcpus().filter_map(|piece| piece.node).collect()
+    }
+
+    fn nodes_by_group(&self) -> Vec<BTreeSet<NodeId>> {
+        self.groups.iter().map(|group| nodes_of(group)).collect()
+    }
+}
+
 /// Whether the pieces, however they lie, are enough: the largest for vCPUs, `extra` others beside them.
-pub(super) fn enough<'a>(pieces: impl IntoIterator<Item = &'a Piece>, demand: &Demand) -> bool {
+pub(super) fn enough<'a>(pieces: impl IntoIterator<Item = &'a Piece>, demand: &Demand<'_>) -> bool {
     let mut sizes: Vec<u16> = pieces.into_iter().map(|piece| piece.vcpus).collect();
     sizes.sort_unstable_by(|a, b| b.cmp(a));
     let for_vcpus = sizes.len().saturating_sub(demand.extra);
@@ -62,50 +100,196 @@ pub(super) fn enough<'a>(pieces: impl IntoIterator<Item = &'a Piece>, demand: &D
         && sizes.iter().take(for_vcpus).map(|&size| u32::from(size)).sum::<u32>() >= demand.vcpus
 }
 
-/// The best choice, or `None` if there is none. `room` says whether a set of nodes can hold the guest's memory (more
-/// nodes never hold less); without it, memory does not matter.
-pub(super) fn choose<'a>(pieces: &[&'a Piece], demand: &Demand, room: Option<Room<'_>>) -> Option<Choice<'a>> {
+/// The best choice, or `None` if there is none. Without `room`, memory does not matter.
+pub(super) fn choose<'a>(pieces: &[&'a Piece], demand: &Demand<'_>, room: Option<Room<'_>>) -> Option<Choice<'a>> {
     if !enough(pieces.iter().copied(), demand) {
         return None;
     }
-    let before = Left::of(pieces);
+    let (visits, seats) = (Cell::new(MAX_VISITS), Cell::new(MAX_SEATS));
+    let search = Search { demand, before: Left::of(pieces), room, visits, seats };
     // Nodes are alike only as far as nothing but their pieces tells them apart.
-    let apart = room.is_some() || caches_span_nodes(pieces);
+    let apart = room.is_some() || demand.far.is_some() || caches_span_nodes(pieces);
     let nodes = domains(pieces, |piece| piece.node, |piece| apart.then_some(piece.node));
-    let has_room = |nodes: &BTreeSet<NodeId>| room.is_none_or(|room| room(nodes));
-    let budget = Cell::new(MAX_VISITS);
     // Step 4: node sets, fewest first.
     let within = |numa: Span| {
-        sizes(&nodes, demand, numa).find_map(|size| {
+        // Several groups never lie on more nodes than there are groups.
+        let mut sizes =
+            sizes(&nodes, demand, numa).filter(|&size| demand.groups.len() == 1 || size <= demand.groups.len());
+        sizes.find_map(|size| {
             let sets = subsets(&nodes, size, demand, &Cell::new(MAX_NODE_SETS * pieces.len()));
-            let sets = sets.into_iter().filter(|set| has_room(&nodes_of(set)));
-            let best = sets.filter_map(|set| within_nodes(&set, demand, &before, &has_room, &budget));
-            best.min_by(|(a, _), (b, _)| a.cmp(b)).map(|(_, choice)| choice)
+            let sets = sets.into_iter().filter(|set| search.has_room(&[nodes_of(set)]));
+            let choices = sets.filter_map(|set| search.in_nodes(&set));
+            search.best(choices)
         })
     };
     // Where nodes do not matter for the vCPUs, they still may for memory.
-    within(demand.numa).or_else(|| room.filter(|_| demand.numa == Span::Any).and_then(|_| within(Span::Prefer)))
+    let found =
+        within(demand.numa).or_else(|| room.filter(|_| demand.numa == Span::Any).and_then(|_| within(Span::Prefer)));
+    let may_lie_apart = demand.groups.len() > 1 && demand.extra > 0 && demand.numa != Span::Single;
+    // Other threads on a further node are better than none.
+    found.or_else(|| if may_lie_apart { with_extra_elsewhere(pieces, demand, room) } else { None })
 }
 
-/// Step 5: cache sets within these nodes, fewest first.
-fn within_nodes<'a>(
-    inside: &[&'a Piece],
-    demand: &Demand,
-    before: &Left,
-    has_room: &dyn Fn(&BTreeSet<NodeId>) -> bool,
-    budget: &Cell<usize>,
-) -> Option<(impl Ord + use<>, Choice<'a>)> {
-    let mut caches = domains(inside, |piece| piece.llc, |piece| piece.node);
-    // An unknown cache is never promised to be one.
-    caches.retain(|cache| demand.cache != Span::Single || cache.pieces.iter().all(|piece| piece.llc.is_some()));
-    sizes(&caches, demand, demand.cache).find_map(|size| {
-        let choices = subsets(&caches, size, demand, budget).into_iter().filter_map(|set| {
-            let few = pick(&set, demand, None).filter(|choice| has_room(&choice.nodes()));
-            // Fewer nodes than these lack the room for memory: use each of them.
-            few.or_else(|| pick(&set, demand, Some(nodes_of(inside))).filter(|choice| has_room(&choice.nodes())))
+fn with_extra_elsewhere<'a>(pieces: &[&'a Piece], demand: &Demand<'_>, room: Option<Room<'_>>) -> Option<Choice<'a>> {
+    let mut choice = choose(pieces, &Demand { extra: 0, ..*demand }, room)?;
+    let taken: BTreeSet<_> = choice.vcpus().filter_map(|piece| piece.cpus.first()).collect();
+    let mut rest: Vec<_> =
+        pieces.iter().copied().filter(|piece| piece.cpus.first().is_some_and(|cpu| !taken.contains(cpu))).collect();
+    rest.sort_by_key(|piece| piece.vcpus);
+    rest.truncate(demand.extra);
+    choice.extra = rest;
+    (choice.extra.len() == demand.extra).then_some(choice)
+}
+
+struct Search<'s> {
+    demand: &'s Demand<'s>,
+    before: Left,
+    room: Option<Room<'s>>,
+    /// What is left of [`MAX_VISITS`] and [`MAX_SEATS`].
+    visits: Cell<usize>,
+    seats: Cell<usize>,
+}
+
+impl Search<'_> {
+    fn has_room(&self, nodes: &[BTreeSet<NodeId>]) -> bool {
+        self.room.is_none_or(|room| room(nodes))
+    }
+
+    /// The choice of the best score.
+    fn best<'a>(&self, choices: impl IntoIterator<Item = Choice<'a>>) -> Option<Choice<'a>> {
+        let scored = choices.into_iter().map(|choice| (self.score(&choice), choice));
+        scored.min_by(|(a, _), (b, _)| a.cmp(b)).map(|(_, choice)| choice)
+    }
+
+    /// The best choice that uses all of these pieces' nodes, if need be.
+    fn in_nodes<'a>(&self, inside: &[&'a Piece]) -> Option<Choice<'a>> {
+        match self.demand.groups {
+            [_] => self.in_caches(inside, self.demand.groups, self.demand.extra),
+            groups => {
+                let mut nodes: BTreeMap<Option<NodeId>, Vec<&Piece>> = BTreeMap::new();
+                inside.iter().for_each(|piece| nodes.entry(piece.node).or_default().push(piece));
+                let nodes = nodes.into_values().map(|pieces| Seats::new(pieces, groups)).collect();
+                // The largest first: they have the fewest nodes to go to.
+                let mut order: Vec<usize> = (0..groups.len()).collect();
+                order.sort_by_key(|&group| Reverse(groups.get(group)));
+                let mut found = Vec::new();
+                self.seat(nodes, &order, &mut found);
+                self.best(found)
+            }
+        }
+    }
+
+    /// Step 5: the groups to come, in every way, onto the nodes; the choices go to `found`.
+    fn seat<'a>(&self, nodes: Vec<Seats<'a>>, order: &[usize], found: &mut Vec<Choice<'a>>) {
+        let Some((&group, rest)) = order.split_first() else {
+            // With a node left over, it is a matter of fewer nodes.
+            if nodes.iter().all(|node| !node.groups.is_empty()) {
+                found.extend(self.on_their_nodes(&nodes));
+            }
+            return;
+        };
+        let vcpus = self.demand.groups.get(group).copied().unwrap_or(0);
+        let alone = self.demand.numa == Span::Spread;
+        let fits = |node: &Seats<'_>| node.holds(vcpus) && (!alone || node.groups.is_empty());
+        // The tightest first: what is found first is good where the bound cuts the rest.
+        let mut candidates: Vec<usize> = (0..nodes.len()).filter(|&at| nodes.get(at).is_some_and(fits)).collect();
+        candidates.sort_by_key(|&at| nodes.get(at).map(|node| node.vcpus_left));
+        for at in candidates {
+            let Some(left) = self.seats.get().checked_sub(1) else { return };
+            self.seats.set(left);
+            let mut nodes = nodes.clone();
+            if let Some(node) = nodes.get_mut(at) {
+                node.take(group, vcpus);
+            }
+            self.seat(nodes, rest, found);
+        }
+    }
+
+    /// Each node's groups in its caches; the extra pieces where that is best.
+    fn on_their_nodes<'a>(&self, nodes: &[Seats<'a>]) -> Option<Choice<'a>> {
+        let hosts = if self.demand.extra == 0 { 0..1 } else { 0..nodes.len() };
+        let choices = hosts.filter_map(|host| {
+            let mut all = Choice { groups: vec![Vec::new(); self.demand.groups.len()], extra: Vec::new() };
+            for (at, node) in nodes.iter().enumerate() {
+                let vcpus: Vec<u32> =
+                    node.groups.iter().filter_map(|&group| self.demand.groups.get(group).copied()).collect();
+                let extra = if at == host { self.demand.extra } else { 0 };
+                let part = self.in_caches(&node.pieces, &vcpus, extra)?;
+                for (&group, pieces) in node.groups.iter().zip(part.groups) {
+                    *all.groups.get_mut(group)? = pieces;
+                }
+                all.extra.extend(part.extra);
+            }
+            self.has_room(&all.nodes_by_group()).then_some(all)
         });
-        choices.map(|choice| (score(before, &choice), choice)).min_by(|(a, _), (b, _)| a.cmp(b))
-    })
+        self.best(choices)
+    }
+
+    /// Step 6: cache sets within these nodes, fewest first.
+    fn in_caches<'a>(&self, inside: &[&'a Piece], groups: &[u32], extra: usize) -> Option<Choice<'a>> {
+        let demand = Demand { vcpus: groups.iter().sum(), groups, extra, ..*self.demand };
+        let mut caches = domains(inside, |piece| piece.llc, |piece| piece.node);
+        // An unknown cache is never promised to be one.
+        caches.retain(|cache| demand.cache != Span::Single || cache.pieces.iter().all(|piece| piece.llc.is_some()));
+        let alone = self.demand.groups.len() == 1;
+        let has_room = |choice: &Choice<'_>| !alone || self.has_room(&choice.nodes_by_group());
+        sizes(&caches, &demand, demand.cache).find_map(|size| {
+            let choices = subsets(&caches, size, &demand, &self.visits).into_iter().filter_map(|set| {
+                let few = pack(&set, groups, extra, None).filter(has_room);
+                // Fewer nodes than these lack the room for memory: use each of them.
+                few.or_else(|| {
+                    let each = alone.then(|| nodes_of(inside))?;
+                    pack(&set, groups, extra, Some(each)).filter(has_room)
+                })
+            });
+            self.best(choices)
+        })
+    }
+
+    /// Step 8: smaller is better. Nodes, then how far the devices are, then caches, then what is left for the largest
+    /// requests to come: in whole cores, then in threads, by node, then by cache. CPU numbers only break ties.
+    fn score(&self, choice: &Choice<'_>) -> impl Ord + use<> {
+        let nodes: BTreeSet<_> = choice.pieces().map(|piece| piece.node).collect();
+        let caches: BTreeSet<_> = choice.pieces().map(|piece| piece.llc).collect();
+        let cpus: Vec<CpuId> = choice.pieces().flat_map(|piece| piece.cpus.iter().copied()).collect();
+        let far = self.demand.far.map_or(0, |far| far(&choice.nodes()));
+        (nodes.len(), far, caches.len(), Reverse(self.before.without(choice)), cpus)
+    }
+}
+
+/// One node while groups are seated on it in trial.
+#[derive(Clone)]
+struct Seats<'a> {
+    pieces: Vec<&'a Piece>,
+    vcpus_left: u32,
+    pieces_left: usize,
+    largest: u16,
+    groups: Vec<usize>,
+}
+
+impl<'a> Seats<'a> {
+    fn new(pieces: Vec<&'a Piece>, groups: &[u32]) -> Seats<'a> {
+        let vcpus_left = pieces.iter().map(|piece| u32::from(piece.vcpus)).sum();
+        let largest = pieces.iter().map(|piece| piece.vcpus).max().unwrap_or(0);
+        let pieces_left = pieces.iter().filter(|piece| piece.vcpus > 0).count();
+        Seats { pieces, vcpus_left, pieces_left, largest, groups: Vec::with_capacity(groups.len()) }
+    }
+
+    /// The fewest pieces that the group takes.
+    fn pieces_for(&self, vcpus: u32) -> usize {
+        vcpus.div_ceil(u32::from(self.largest.max(1))).try_into().unwrap_or(usize::MAX)
+    }
+
+    /// Necessary, not sufficient: whether it really fits is seen when the pieces are packed.
+    fn holds(&self, vcpus: u32) -> bool {
+        self.vcpus_left >= vcpus && self.pieces_left >= self.pieces_for(vcpus)
+    }
+
+    fn take(&mut self, group: usize, vcpus: u32) {
+        self.pieces_left = self.pieces_left.saturating_sub(self.pieces_for(vcpus));
+        self.vcpus_left = self.vcpus_left.saturating_sub(vcpus);
+        self.groups.push(group);
+    }
 }
 
 fn nodes_of(pieces: &[&Piece]) -> BTreeSet<NodeId> {
@@ -116,194 +300,6 @@ fn nodes_of(pieces: &[&Piece]) -> BTreeSet<NodeId> {
 fn caches_span_nodes(pieces: &[&Piece]) -> bool {
     let mut nodes = BTreeMap::new();
     pieces.iter().any(|piece| piece.llc.is_some() && *nodes.entry(piece.llc).or_insert(piece.node) != piece.node)
-}
-
-/// Pieces that lie together: on one node, or in one last-level cache.
-struct Domain<'a> {
-    pieces: Vec<&'a Piece>,
-    /// How many vCPUs they hold.
-    holds: u32,
-}
-
-/// The domains in groups of those that are alike, for which it is the same which of them is taken: as many pieces of each
-/// kind in each cache, and the same `apart`. Within a group ascending by identity.
-struct Groups<'a>(Vec<Vec<Domain<'a>>>);
-
-impl<'a> Groups<'a> {
-    fn all(&self) -> impl Iterator<Item = &Domain<'a>> {
-        self.0.iter().flatten()
-    }
-
-    fn retain(&mut self, keep: impl Fn(&Domain<'a>) -> bool) {
-        self.0.iter_mut().for_each(|group| group.retain(&keep));
-        self.0.retain(|group| !group.is_empty());
-    }
-}
-
-fn domains<'a, K: Ord, A: Ord>(
-    pieces: &[&'a Piece],
-    key: impl Fn(&Piece) -> K,
-    apart: impl Fn(&Piece) -> A,
-) -> Groups<'a> {
-    let mut domains: BTreeMap<K, Vec<&Piece>> = BTreeMap::new();
-    for &piece in pieces {
-        domains.entry(key(piece)).or_default().push(piece);
-    }
-    let mut groups: BTreeMap<_, Vec<Domain<'_>>> = BTreeMap::new();
-    for pieces in domains.into_values() {
-        // Per cache: its whole cores, and how many pieces of each kind.
-        let mut caches: BTreeMap<_, (BTreeSet<_>, BTreeMap<_, usize>)> = BTreeMap::new();
-        for piece in &pieces {
-            let (cores, kinds) = caches.entry(piece.llc).or_default();
-            cores.extend(piece.core.filter(|_| !piece.lone));
-            *kinds.entry((piece.lone, piece.vcpus, piece.cpus.len())).or_default() += 1;
-        }
-        let mut likeness: Vec<_> = caches.into_values().map(|(cores, kinds)| (cores.len(), kinds)).collect();
-        likeness.sort();
-        let holds = pieces.iter().map(|piece| u32::from(piece.vcpus)).sum();
-        let apart = pieces.first().map(|piece| apart(piece));
-        groups.entry((apart, likeness)).or_default().push(Domain { pieces, holds });
-    }
-    Groups(groups.into_values().collect())
-}
-
-/// Over how many domains to spread, in the order to try. Sizes at which even the largest domains hold too little are
-/// left out.
-fn sizes(domains: &Groups<'_>, demand: &Demand, span: Span) -> std::ops::RangeInclusive<usize> {
-    let count = domains.all().count();
-    match span {
-        Span::Single => 1..=1,
-        Span::Any | Span::Spread => count..=count,
-        Span::Prefer => {
-            let mut room: Vec<u32> = domains.all().map(|domain| domain.holds).collect();
-            room.sort_unstable_by(|a, b| b.cmp(a));
-            let mut sum = 0u32;
-            let short = room.into_iter().take_while(|room| {
-                sum = sum.saturating_add(*room);
-                sum < demand.vcpus
-            });
-            short.count() + 1..=count
-        }
-    }
-}
-
-/// The sets of `size` domains that are enough, as their pieces; of sets that are alike only one. First the largest
-/// domains, the last of them replaced by the smallest that will do; then all others, as far as the budget of pieces lasts.
-fn subsets<'a>(domains: &Groups<'a>, size: usize, demand: &Demand, budget: &Cell<usize>) -> Vec<Vec<&'a Piece>> {
-    let mut by_room: Vec<&Domain<'_>> = domains.all().collect();
-    by_room.sort_by_key(|domain| Reverse(domain.holds));
-    if size == 0 || size > by_room.len() {
-        return Vec::new();
-    }
-    let join = |chosen: &[&Domain<'a>]| -> Option<Vec<&'a Piece>> {
-        // The sum tells most of those that are not.
-        let holds = chosen.iter().map(|domain| domain.holds).fold(0, u32::saturating_add);
-        let pieces = || chosen.iter().flat_map(|domain| domain.pieces.iter().copied());
-        (holds >= demand.vcpus && enough(pieces(), demand)).then(|| pieces().collect())
-    };
-    let (most, rest) = by_room.split_at(size - 1);
-    let best = rest.iter().rev().find_map(|last| join(&[most, &[*last]].concat()));
-    let mut found: Vec<_> = best.into_iter().collect();
-    let sizes: Vec<usize> = domains.0.iter().map(Vec::len).collect();
-    let mut counts = first_counts(&sizes, size);
-    while let Some(chosen) = &counts {
-        let parts = domains.0.iter().zip(chosen).flat_map(|(group, &count)| group.iter().take(count));
-        let parts: Vec<_> = parts.collect();
-        let cost = parts.iter().map(|domain| domain.pieces.len()).sum::<usize>() + sizes.len();
-        let Some(left) = budget.get().checked_sub(cost) else { break };
-        budget.set(left);
-        found.extend(join(&parts));
-        counts = next_counts(&sizes, chosen);
-    }
-    found
-}
-
-/// The first way to take `total` things from groups of these sizes: as many as possible from the first ones.
-fn first_counts(sizes: &[usize], total: usize) -> Option<Vec<usize>> {
-    let mut left = total;
-    let counts = sizes.iter().map(|&size| {
-        let count = size.min(left);
-        left -= count;
-        count
-    });
-    let counts = counts.collect();
-    (left == 0).then_some(counts)
-}
-
-/// The next way, or `None` after the last: lexicographically descending.
-fn next_counts(sizes: &[usize], counts: &[usize]) -> Option<Vec<usize>> {
-    // One less at some place, and that one with all behind it as far forward as possible.
-    (0..counts.len()).rev().find_map(|place| {
-        let (head, tail) = counts.split_at(place);
-        let (&here, behind) = tail.split_first()?;
-        let here = here.checked_sub(1)?;
-        let moved = behind.iter().sum::<usize>() + 1;
-        let rest = first_counts(sizes.get(place + 1..)?, moved)?;
-        Some([head, &[here], &rest].concat())
-    })
-}
-
-/// Step 6: which pieces of a set that is enough. Pieces that cost no whole core first, then large before small, then from
-/// the domains with the least left (their rest serves nobody as well); the last piece is the smallest that will do. With
-/// `each`, first one piece on each of these nodes.
-fn pick<'a>(set: &[&'a Piece], demand: &Demand, each: Option<BTreeSet<NodeId>>) -> Option<Choice<'a>> {
-    let mut nodes: BTreeMap<Option<NodeId>, usize> = BTreeMap::new();
-    let mut caches: BTreeMap<Option<LlcId>, usize> = BTreeMap::new();
-    for piece in set {
-        *nodes.entry(piece.node).or_default() += 1;
-        *caches.entry(piece.llc).or_default() += 1;
-    }
-    let mut pieces = set.to_vec();
-    pieces.sort_by_cached_key(|piece| {
-        let left = (nodes.get(&piece.node).copied(), caches.get(&piece.llc).copied());
-        let place = (piece.node, piece.llc, piece.core, piece.cpus.first().copied());
-        (!piece.lone, Reverse(piece.vcpus), left, place)
-    });
-    let mut missing = demand.vcpus;
-    let mut chosen = Vec::new();
-    for node in each.into_iter().flatten() {
-        let index = pieces.iter().position(|piece| missing > 0 && piece.node == Some(node))?;
-        let piece = pieces.remove(index);
-        missing = missing.saturating_sub(u32::from(piece.vcpus));
-        chosen.push(piece);
-    }
-    // As many as fit whole, from the front; then the smallest that will do.
-    let mut fitting = 0;
-    for piece in &pieces {
-        let Some(left) = missing.checked_sub(u32::from(piece.vcpus)) else { break };
-        missing = left;
-        fitting += 1;
-    }
-    chosen.extend(pieces.drain(..fitting));
-    if missing > 0 {
-        let enough = pieces.iter().enumerate().filter(|(_, piece)| u32::from(piece.vcpus) >= missing);
-        let (index, _) = enough.min_by_key(|(index, piece)| (piece.vcpus, *index))?;
-        chosen.push(pieces.remove(index));
-    }
-    // The smallest of what is left serve the emulator and I/O threads.
-    pieces.sort_by_key(|piece| piece.vcpus);
-    let extra: Vec<_> = pieces.into_iter().take(demand.extra).collect();
-    (extra.len() == demand.extra).then_some(Choice { vcpus: chosen, extra })
-}
-
-impl Choice<'_> {
-    fn pieces(&self) -> impl Iterator<Item = &Piece> {
-        self.vcpus.iter().chain(&self.extra).copied()
-    }
-
-    /// The nodes of the vCPUs.
-    pub(super) fn nodes(&self) -> BTreeSet<NodeId> {
-        self.vcpus.iter().filter_map(|piece| piece.node).collect()
-    }
-}
-
-/// Step 7: smaller is better. Nodes, then caches, then what is left for the largest requests to come: in whole cores,
-/// then in threads, by node, then by cache. CPU numbers only break ties.
-fn score(before: &Left, choice: &Choice<'_>) -> impl Ord + use<> {
-    let nodes: BTreeSet<_> = choice.pieces().map(|piece| piece.node).collect();
-    let caches: BTreeSet<_> = choice.pieces().map(|piece| piece.llc).collect();
-    let cpus: Vec<CpuId> = choice.pieces().flat_map(|piece| piece.cpus.iter().copied()).collect();
-    (nodes.len(), caches.len(), Reverse(before.without(choice)), cpus)
 }
 
 /// What a domain has to offer.
@@ -351,24 +347,5 @@ impl Left {
             offers
         };
         (descending(left.nodes.into_values().collect()), descending(left.caches.into_values().collect()))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_way_to_take_some_is_walked_once() {
-        let sizes = [2, 1, 3];
-        let mut seen = Vec::new();
-        let mut counts = first_counts(&sizes, 3);
-        while let Some(these) = counts {
-            counts = next_counts(&sizes, &these);
-            seen.push(these);
-        }
-        assert_eq!(seen, [[2, 1, 0], [2, 0, 1], [1, 1, 1], [1, 0, 2], [0, 1, 2], [0, 0, 3]]);
-        assert_eq!(first_counts(&sizes, 7), None);
-        assert_eq!(next_counts(&[], &[]), None);
     }
 }

@@ -7,7 +7,9 @@ use std::collections::BTreeMap;
 
 use super::Supply;
 use super::choose::{self, Demand, Piece};
-use super::place::{by_class, lacking, memory_nodes, pieces};
+use super::memory::{lacking, memory_nodes};
+use super::pieces::pieces;
+use super::place::by_class;
 use super::policy::{Cores, Span, ThreadsPerCore};
 use super::refusal::Refusal;
 use super::request::Request;
@@ -35,11 +37,15 @@ pub(super) fn refuse(supply: &Supply<'_>, request: &Request, free: &[Piece], dem
         }
         return Refusal::new(Code::MemoryShortage, format!("{found}, {} MiB are free there", available >> 20));
     }
+    if let Some(refusal) = named_and_taken(supply, request) {
+        return refusal;
+    }
     let nothing = CpuSet::new();
     let all = pieces(&Supply { taken: &nothing, ..*supply }, request);
     let unit = unit(request);
-    let per_piece = all.iter().map(|piece| u32::from(piece.vcpus)).max().unwrap_or(1);
-    let needed = demand.vcpus.div_ceil(per_piece) + u32::try_from(demand.extra).unwrap_or(u32::MAX);
+    let per_piece = all.iter().map(|piece| u32::from(piece.vcpus)).max().unwrap_or(1).max(1);
+    let needed = demand.groups.iter().map(|group| group.div_ceil(per_piece)).sum::<u32>()
+        + u32::try_from(demand.extra).unwrap_or(u32::MAX);
     let one = match (request.policy.cache, request.policy.numa) {
         (Span::Single, _) => " in one last-level cache",
         (_, Span::Single) => " on one node",
@@ -77,6 +83,25 @@ pub(super) fn refuse(supply: &Supply<'_>, request: &Request, free: &[Piece], dem
         return refusal(Code::NeedsRepack, found, available);
     }
     refusal(Code::Shortage, format!("{available} of the {total} pinnable are free"), available)
+}
+
+/// Where the policy names the CPUs, others of the host are no help.
+fn named_and_taken(supply: &Supply<'_>, request: &Request) -> Option<Refusal> {
+    let named = request.policy.cpus.as_ref()?;
+    let whole = request.policy.cores == Cores::Whole;
+    let cores = named.iter().filter(|_| whole).filter_map(|cpu| supply.topology.siblings(cpu));
+    let held = cores.fold(named.clone(), |all, core| all.union(core)).intersection(supply.taken);
+    let of = if whole { "of their cores " } else { "" };
+    let (needed, free) = (named.len(), named.difference(supply.taken).len());
+    (!held.is_empty()).then(|| Refusal {
+        hint: Some("stop the VM that holds them, or name other CPUs".to_owned()),
+        room: Some(error::Room {
+            needed: u32::try_from(needed).unwrap_or(u32::MAX),
+            free: u32::try_from(free).unwrap_or(u32::MAX),
+            unit: "thread",
+        }),
+        ..Refusal::new(Code::Shortage, format!("needs exactly CPUs {named}, but CPUs {held} {of}are not free"))
+    })
 }
 
 /// How many of the pieces lie in the one domain that the request has to fit in; all of them where it may spread.

@@ -25,6 +25,13 @@
 pub mod check;
 mod choose;
 mod diagnose;
+mod domains;
+mod groups;
+mod guest;
+mod impossible;
+mod memory;
+mod pick;
+mod pieces;
 pub mod place;
 pub mod plan;
 pub mod policy;

@@ -7,19 +7,21 @@ use std::fs;
 use serde::Serialize;
 
 use super::install::{ALONE, IN_DIRECTORY, daemon, is_executable, is_ours};
+use super::lease::duration;
 use super::{Answer, Context, to_json};
 use crate::alloc::pools::pools;
 use crate::config::settings::Settings;
 use crate::cpuset::CpuSet;
-use crate::decision::Situation;
+use crate::decision::{self, Situation, Wish};
 use crate::enforce::{self, Confinement, binding};
 use crate::error::{Code, Error, Result, counted, printable};
 use crate::host::cgroup::{Hierarchy, has_machined, hierarchy};
 use crate::host::root::Root;
 use crate::host::{process, qemu};
 use crate::lock;
-use crate::lock::leases::{Lease, Leases};
+use crate::lock::leases::{Holds, Lease, Leases};
 use crate::lock::reclaim::reclaim;
+use crate::xml::{Domain, read};
 
 /// One question and its answer.
 #[derive(Debug, Serialize)]
@@ -82,7 +84,7 @@ pub(super) fn check(context: &Context) -> Result<Answer> {
     }
     if !context.root.is_description() {
         hook(context, settings.as_ref(), &mut findings);
-        state(&context.root, &mut findings);
+        state(&context.root, settings.as_ref(), &mut findings);
     }
     let failed = findings.0.iter().filter(|finding| finding.result == Verdict::Fail).count();
     let text = if context.json { to_json(&serde_json::json!({ "checks": findings.0 }))? } else { render(&findings.0) };
@@ -208,7 +210,11 @@ fn seen_by_daemon(root: &Root, hook: &std::path::Path, findings: &mut Findings) 
     findings.add("hook", check, Verdict::Warn, worry);
 }
 
-fn state(root: &Root, findings: &mut Findings) {
+fn state(root: &Root, settings: Option<&Settings>, findings: &mut Findings) {
+    match lock::check_safety(root) {
+        Ok(()) => findings.pass("state", "nobody else can change the leases", lock::STATE_DIR),
+        Err(error) => findings.error("state", "nobody else can change the leases", &error),
+    }
     let mut leases = match lock::read(root) {
         Ok(leases) => leases,
         Err(error) => return findings.error("state", "leases can be read", &error),
@@ -229,6 +235,18 @@ fn state(root: &Root, findings: &mut Findings) {
     let waiting: Vec<_> = leases.iter().filter(waits).map(|lease| format!("\"{}\"", printable(&lease.name))).collect();
     let worry = format!("{}: no QEMU yet; `virt-pin reconcile` ends such leases", waiting.join(", "));
     findings.unless("state", "no lease waits for its VM", (!waiting.is_empty()).then_some(worry));
+    for lease in leases.iter() {
+        let Holds::Degraded { code, reason, .. } = &lease.holds else { continue };
+        let check = format!("\"{}\" has CPUs of its own", printable(&lease.name));
+        let (age, reason) = (duration(now.saturating_sub(lease.since)), printable(reason));
+        let worry = format!(
+            "it has been degraded for {age} ({code}: {reason}); stop it and start it again when `virt-pin explain` finds room"
+        );
+        findings.add("lease", check, Verdict::Warn, worry);
+    }
+    if let Some(settings) = settings {
+        without_lease(root, settings, &leases, findings);
+    }
     for lease in leases.iter().filter(|lease| lease.qemu.is_some()) {
         let Some(plan) = lease.plan() else { continue };
         let check = format!("threads of \"{}\" are where its lease says", printable(&lease.name));
@@ -251,6 +269,41 @@ fn state(root: &Root, findings: &mut Findings) {
         }
     }
     intruders(root, &leases, findings);
+}
+
+/// VMs that run without the lease that their policy asks for: started before the hook was there, or past it.
+fn without_lease(root: &Root, settings: &Settings, leases: &Leases, findings: &mut Findings) {
+    let check = "every dedicated VM that runs has a lease";
+    let running = match qemu::running(root) {
+        Ok(running) => running,
+        Err(error) => return findings.error("lease", check, &error),
+    };
+    let lacks = |status: &str| -> Result<bool> {
+        let live = qemu::live_domain(status).unwrap_or_default();
+        let domain = Domain::parse(&live)?;
+        let identity = read::identity(&domain)?;
+        if identity.uuid.is_some_and(|uuid| leases.get(uuid).is_some()) {
+            return Ok(false);
+        }
+        let wish = decision::wish(root, &domain, &identity, &|| Ok(settings.clone()))?;
+        Ok(matches!(wish, Wish::Dedicated(_)))
+    };
+    let without: Vec<_> = running
+        .iter()
+        .filter_map(|(name, status)| match lacks(status) {
+            Ok(false) => None,
+            Ok(true) => Some(format!("\"{}\"", printable(name))),
+            Err(error) => Some(format!("\"{}\" ({})", printable(name), error.message)),
+        })
+        .collect();
+    if without.is_empty() {
+        return findings.pass("lease", check, "");
+    }
+    let message = format!(
+        "not {}: `virt-pin reconcile` gives it one if its vCPUs are on CPUs of their own; else stop it and start it again",
+        without.join(", ")
+    );
+    findings.add("lease", check, Verdict::Fail, message);
 }
 
 /// VMs whose threads may run on CPUs that are leased to another.

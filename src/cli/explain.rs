@@ -4,26 +4,62 @@ use serde::Serialize;
 
 use super::{Answer, Context, subject, to_json};
 use crate::alloc::plan::Plan;
-use crate::cpuset::CpuId;
-use crate::decision::{self, Situation, Wish};
+use crate::cpuset::{CpuId, CpuSet};
+use crate::decision::{self, Dedicated, Situation, Wish};
 use crate::error::{Error, Result, counted, printable};
+use crate::lock::leases::{Holds, Lease};
+use crate::xml::read::Identity;
 use crate::xml::{Domain, read};
 
+/// The answer, in JSON as it stands.
 #[derive(Serialize)]
 struct View<'a> {
     domain: &'a str,
     uuid: Option<String>,
     wish: &'static str,
-    steps: &'a [String],
+    steps: Vec<String>,
+    #[serde(serialize_with = "plan_view", skip_serializing_if = "Option::is_none")]
+    plan: Option<Plan>,
+    /// The plan is what the domain holds, not what it would get.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    held: bool,
+    /// It runs without the CPUs it asks for.
     #[serde(skip_serializing_if = "Option::is_none")]
-    plan: Option<PlanView>,
+    runs_degraded: Option<Why>,
+    /// It would start without them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    degraded: Option<Why>,
     #[serde(skip_serializing_if = "Option::is_none")]
     refused: Option<serde_json::Value>,
+    /// The guest's own topology is another than the plan's.
+    #[serde(skip)]
+    tells_otherwise: bool,
+}
+
+fn plan_view<S: serde::Serializer>(plan: &Option<Plan>, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+    plan.as_ref().map(PlanView::from).serialize(serializer)
+}
+
+/// Why a domain has no CPUs of its own.
+#[derive(Serialize)]
+struct Why {
+    code: &'static str,
+    reason: String,
+}
+
+impl Why {
+    fn of(holds: &Holds) -> Option<Why> {
+        match holds {
+            Holds::Degraded { code, reason, .. } => Some(Why { code: code.name(), reason: reason.clone() }),
+            Holds::Dedicated(_) | Holds::Static(_) => None,
+        }
+    }
 }
 
 #[derive(Serialize)]
 struct PlanView {
     vcpus: Vec<Option<u16>>,
+    #[serde(skip_serializing_if = "String::is_empty")]
     shared: String,
     parked: String,
     extra: String,
@@ -54,63 +90,92 @@ pub(super) fn explain(context: &Context, what: &str) -> Result<Answer> {
     let text = subject::xml(&context.root, what)?;
     let domain = Domain::parse(&text)?;
     let identity = read::identity(&domain)?;
-    let name = identity.name.as_str();
-    let about = |error: Error| decision::about(error, name, None);
-    let mut steps: Vec<String> = Vec::new();
-    let view = |wish, steps: &[String], plan: Option<PlanView>, refused: Option<&Error>| {
-        let refused = refused.map(super::error_value);
-        to_json(&View { domain: name, uuid: identity.uuid.map(|uuid| uuid.to_string()), wish, steps, plan, refused })
+    let wish = decision::wish(&context.root, &domain, &identity, &|| context.settings());
+    let mut view = View {
+        domain: &identity.name,
+        uuid: identity.uuid.map(|uuid| uuid.to_string()),
+        wish: "shared",
+        steps: Vec::new(),
+        plan: None,
+        held: false,
+        runs_degraded: None,
+        degraded: None,
+        refused: None,
+        tells_otherwise: false,
     };
-    let wish = match decision::wish(&context.root, &domain, &identity, &|| context.settings()).map_err(about)? {
-        Wish::Dedicated(wish) => wish,
-        Wish::Static(cpus) => {
-            let leases = context.leases()?;
-            steps.push(format!(
-                "no policy, but its XML pins it to CPUs {cpus}: respected as a static lease while it runs"
-            ));
-            let owner = leases.dedicated_owner_of(&cpus, identity.uuid);
-            let refusal = owner.map(|owner| decision::static_conflict(&cpus, owner));
-            if let Some(error) = &refusal {
-                steps.push(format!("refused: {}: {}", error.code, error.message));
-            }
-            let refusal = refusal.map(about);
-            let text =
-                if context.json { view("static", &steps, None, refusal.as_ref())? } else { render(name, &steps, None) };
-            return Ok(Answer { text, failed: refusal });
-        }
+    let failed = match wish.map_err(|error| decision::about(error, &identity.name, None))? {
+        Wish::Dedicated(wish) => dedicated(context, &domain, &identity, &wish, &mut view)?,
+        Wish::Static(cpus) => by_hand(context, &identity, &cpus, &mut view)?,
         Wish::Shared => {
-            steps.push("no policy asks for dedicated CPUs: it gets no lease".to_owned());
-            let answer = if context.json { view("shared", &steps, None, None)? } else { render(name, &steps, None) };
-            return Ok(answer.into());
+            view.steps.push("no policy asks for dedicated CPUs: it gets no lease".to_owned());
+            None
         }
     };
+    view.refused = failed.as_ref().map(super::error_value);
+    let text = if context.json { to_json(&view)? } else { render(&view) };
+    Ok(Answer { text, failed })
+}
+
+/// A domain that pins itself; the refusal of its start, if it would be refused.
+fn by_hand(context: &Context, identity: &Identity, cpus: &CpuSet, view: &mut View<'_>) -> Result<Option<Error>> {
+    view.wish = "static";
+    let pinned = format!("no policy, but its XML pins it to CPUs {cpus}: respected as a static lease while it runs");
+    view.steps.push(pinned);
+    let leases = context.leases()?;
+    let owner = leases.dedicated_owner_of(cpus, identity.uuid);
+    let refusal = owner.map(|owner| decision::static_conflict(cpus, owner));
+    Ok(refusal.map(|error| decision::about(error, &identity.name, None)))
+}
+
+/// A dedicated domain; the refusal of its start, if it would be refused.
+fn dedicated(
+    context: &Context,
+    domain: &Domain<'_>,
+    identity: &Identity,
+    wish: &Dedicated,
+    view: &mut View<'_>,
+) -> Result<Option<Error>> {
+    view.wish = "dedicated";
+    let steps = &mut view.steps;
     steps.push(format!("dedicated by {}: {}", wish.policy_from, describe(&wish.request)));
-    let situation = Situation::read(&context.root, &wish.settings, read::partition(&domain).as_deref())?;
+    let situation = Situation::read(&context.root, &wish.settings, read::partition(domain).as_deref())?;
     if !situation.out_of_reach.is_empty() {
         steps.push(format!("pinnable, but out of reach of the VMs' cgroup: {}", situation.out_of_reach));
     }
     let leases = context.leases()?;
-    let existing = identity.uuid.and_then(|uuid| leases.get(uuid)).and_then(|lease| lease.plan());
+    let lease = identity.uuid.and_then(|uuid| leases.get(uuid));
+    view.runs_degraded = lease.and_then(|lease| Why::of(&lease.holds));
+    if let Some(Why { code, reason }) = &view.runs_degraded {
+        let reason = printable(reason);
+        steps.push(format!(
+            "it runs degraded, without CPUs of its own ({code}: {reason}); the rest is about a new start"
+        ));
+    }
+    let existing = lease.and_then(Lease::plan);
     let situation = situation.beside(&leases, identity.uuid);
-    let result = situation.plan(&wish, existing, false, &mut |step| steps.push(step.to_string()));
-    let view_of_xml = read::topology(&domain)?;
-    match result {
-        Ok(plan) if context.json => view("dedicated", &steps, Some(PlanView::from(&plan)), None).map(Answer::from),
+    let refusal = match situation.plan(wish, existing, false, &mut |step| steps.push(step.to_string())) {
         Ok(plan) => {
-            let mut text = render(name, &steps, Some(&plan));
-            if plan.guest.is_some() && plan.guest != view_of_xml {
-                text.push_str(
-                    "  note: the XML tells the guest otherwise; `virt-pin transform` prints the <topology>\n",
-                );
+            view.held = existing == Some(&plan);
+            view.tells_otherwise = plan.guest.is_some() && plan.guest != read::topology(domain)?;
+            view.plan = Some(plan);
+            return Ok(None);
+        }
+        Err(refusal) => refusal,
+    };
+    // The refusal has the last word, here or as the error.
+    if steps.last().is_some_and(|step| step.starts_with("refused: ")) {
+        steps.pop();
+    }
+    match wish.fall_back(refusal, &leases, identity.uuid) {
+        Ok(holds) => {
+            view.degraded = Why::of(&holds);
+            if let Some(Why { code, reason }) = &view.degraded {
+                steps.push(format!("no room: {code}: {reason}"));
+                steps.push("fallback=\"shared\": it would start degraded, without CPUs of its own".to_owned());
             }
-            Ok(text.into())
+            Ok(None)
         }
-        Err(error) => {
-            let error = decision::about(error, name, Some((&leases, identity.uuid)));
-            let text =
-                if context.json { view("dedicated", &steps, None, Some(&error))? } else { render(name, &steps, None) };
-            Ok(Answer { text, failed: Some(error) })
-        }
+        Err(error) => Ok(Some(decision::about(error, &identity.name, Some((&leases, identity.uuid))))),
     }
 }
 
@@ -124,18 +189,18 @@ fn describe(request: &crate::alloc::request::Request) -> String {
     format!("{} {cores}", counted(request.vcpus, "vCPU"))
 }
 
-fn render(name: &str, steps: &[String], plan: Option<&Plan>) -> String {
-    let mut out = format!("Domain \"{}\"\n", printable(name));
-    for (number, step) in (1..).zip(steps) {
+fn render(view: &View<'_>) -> String {
+    let mut out = format!("Domain \"{}\"\n", printable(view.domain));
+    for (number, step) in (1..).zip(&view.steps) {
         out.push_str(&format!(" {number}. {step}\n"));
     }
-    let Some(plan) = plan else { return out };
-    out.push_str("It would get:\n");
+    let Some(plan) = &view.plan else { return out };
+    out.push_str(if view.held { "It holds:\n" } else { "It would get:\n" });
     for (vcpu, own) in plan.vcpus.iter().enumerate() {
         let place = own.map_or_else(|| format!("shared CPUs {}", plan.shared), |cpu| format!("CPU {cpu}"));
         out.push_str(&format!("  vCPU {vcpu:<9} {place}\n"));
     }
-    let nodes = plan.nodes.iter().map(|node| CpuId(node.0)).collect::<crate::cpuset::CpuSet>();
+    let nodes = plan.nodes.iter().map(|node| CpuId(node.0)).collect::<CpuSet>();
     for (title, cpus) in
         [("parked", &plan.parked), ("emulator", &plan.emulator), ("I/O threads", &plan.iothreads), ("nodes", &nodes)]
     {
@@ -149,6 +214,9 @@ fn render(name: &str, steps: &[String], plan: Option<&Plan>) -> String {
         if guest.threads == 1 && !plan.parked.is_empty() && plan.parked.len() < plan.vcpus.len() {
             out.push_str("  note: an odd number of vCPUs on cores of several threads: the guest sees each as a core\n");
         }
+    }
+    if view.tells_otherwise {
+        out.push_str("  note: the XML tells the guest otherwise; `virt-pin transform` prints the <topology>\n");
     }
     out
 }

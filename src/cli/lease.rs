@@ -2,14 +2,16 @@
 
 use serde::Serialize;
 
-use super::table::columns;
+use super::table::{columns, shorten};
 use super::{Context, subject, to_json};
 use crate::cpuset::{CpuId, CpuSet};
 use crate::error::{Result, counted, printable};
+use crate::host::process;
 use crate::lock;
 use crate::lock::leases::{Holds, Lease, State};
 
-/// A lease in JSON. Sets are kernel lists; `vcpus[i]` is the CPU of vCPU `i`.
+/// A lease in JSON. Sets are kernel lists; `vcpus[i]` is the CPU of vCPU `i`; `since` is seconds of the host's uptime at the
+/// last change of state; `code` and `reason` say why a degraded one got no CPUs.
 #[derive(Serialize)]
 struct View<'l> {
     name: &'l str,
@@ -23,8 +25,13 @@ struct View<'l> {
     parked: String,
     emulator: String,
     iothreads: String,
-    nodes: String,
+    nodes: Vec<u16>,
     pid: Option<u32>,
+    since: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    code: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<&'l str>,
 }
 
 impl<'l> From<&'l Lease> for View<'l> {
@@ -32,6 +39,10 @@ impl<'l> From<&'l Lease> for View<'l> {
         let plan = lease.plan();
         let set = |of: &dyn Fn(&crate::alloc::plan::Plan) -> CpuSet| {
             plan.map(|plan| of(plan).to_string()).unwrap_or_default()
+        };
+        let why = match &lease.holds {
+            Holds::Degraded { code, reason, .. } => Some((code.name(), reason.as_str())),
+            Holds::Dedicated(_) | Holds::Static(_) => None,
         };
         View {
             name: &lease.name,
@@ -44,8 +55,11 @@ impl<'l> From<&'l Lease> for View<'l> {
             parked: set(&|plan| plan.parked.clone()),
             emulator: set(&|plan| plan.emulator.clone()),
             iothreads: set(&|plan| plan.iothreads.clone()),
-            nodes: set(&|plan| plan.nodes.iter().map(|node| CpuId(node.0)).collect()),
+            nodes: plan.map(|plan| plan.nodes.iter().map(|node| node.0).collect()).unwrap_or_default(),
             pid: lease.qemu.map(|qemu| qemu.pid),
+            since: lease.since,
+            code: why.map(|(code, _)| code),
+            reason: why.map(|(_, reason)| reason),
         }
     }
 }
@@ -62,7 +76,10 @@ pub(super) fn list(context: &Context) -> Result<String> {
     }
     let mut rows: Vec<_> = leases.iter().map(row).collect();
     rows.sort();
-    Ok(columns(&["Name", "State", "Kind", "vCPUs", "Node", "Parked", "Emulator", "CPUs"], rows))
+    let titles = ["Name", "State", "Kind", "vCPUs", "Node", "Parked", "Emulator", "CPUs"];
+    // `virt-pin lease` and `--json` have the sets whole.
+    shorten(&titles, &mut rows, 3);
+    Ok(columns(&titles, rows))
 }
 
 fn row(lease: &Lease) -> Vec<String> {
@@ -74,7 +91,7 @@ fn row(lease: &Lease) -> Vec<String> {
         state(lease).to_owned(),
         view.kind.to_owned(),
         dash(vcpus),
-        dash(view.nodes),
+        dash(list_of(&view.nodes)),
         dash(view.parked),
         dash(view.emulator),
         dash(view.cpus),
@@ -95,7 +112,13 @@ pub(super) fn lease(context: &Context, domain: &str) -> Result<String> {
     line("UUID", &view.uuid);
     line("State", state(lease));
     line("Kind", view.kind);
+    let age = process::uptime_secs(&context.root).saturating_sub(lease.since);
+    line("Since", &format!("{} ago", duration(age)));
     line("CPUs held", &view.cpus);
+    if let (Some(code), Some(reason)) = (view.code, view.reason) {
+        line("Code", code);
+        line("Reason", &printable(reason));
+    }
     if let Some(plan) = lease.plan() {
         for (vcpu, own) in plan.vcpus.iter().enumerate() {
             let place = own.map_or_else(|| format!("shared CPUs {}", plan.shared), |cpu| format!("CPU {cpu}"));
@@ -104,7 +127,7 @@ pub(super) fn lease(context: &Context, domain: &str) -> Result<String> {
         line("Parked", &view.parked);
         line("Emulator", &view.emulator);
         line("I/O threads", &view.iothreads);
-        line("Nodes", &view.nodes);
+        line("Nodes", &list_of(&view.nodes));
         if let Some(guest) = plan.guest {
             let (cores, threads) = (counted(guest.cores, "core"), counted(guest.threads, "thread"));
             line("True topology", &format!("{cores} of {threads}"));
@@ -116,10 +139,11 @@ pub(super) fn lease(context: &Context, domain: &str) -> Result<String> {
     Ok(out)
 }
 
-fn kind(lease: &Lease) -> &'static str {
+pub(super) fn kind(lease: &Lease) -> &'static str {
     match lease.holds {
         Holds::Dedicated(_) => "dedicated",
         Holds::Static(_) => "static",
+        Holds::Degraded { .. } => "degraded",
     }
 }
 
@@ -129,6 +153,17 @@ pub(super) fn state(lease: &Lease) -> &'static str {
         State::Reserved => "reserved",
         State::Running => "running",
     }
+}
+
+/// A time in the unit that has a number one can read.
+pub(super) fn duration(seconds: u64) -> String {
+    let units = [(24 * 3600, "day"), (3600, "hour"), (60, "minute")];
+    let unit = units.into_iter().find(|(size, _)| seconds >= 2 * size);
+    unit.map_or_else(|| counted(seconds, "second"), |(size, name)| counted(seconds / size, name))
+}
+
+fn list_of(numbers: &[u16]) -> String {
+    numbers.iter().map(|&number| CpuId(number)).collect::<CpuSet>().to_string()
 }
 
 fn dash(text: String) -> String {

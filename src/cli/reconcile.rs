@@ -2,19 +2,21 @@
 //!
 //! For when `leases.json` is damaged or lost, and for VMs that ran before the hook was installed. Each running VM with a
 //! dedicated policy whose vCPU threads are bound to one CPU each gets its lease, on exactly the CPUs where its threads are;
-//! the rest is said, not guessed. Leases whose start was never followed by a QEMU are ended. A corrupt file is kept beside.
+//! one that may do without, and does, is recorded as degraded; the rest is said, not guessed. A lease of a former version
+//! learns what its VM asks for. Leases whose start was never followed by a QEMU are ended. A corrupt file is kept beside.
 
 use std::fs;
 
 use super::{Context, to_json};
 use crate::alloc::plan::Plan;
+use crate::alloc::policy::{Cores, Fallback};
 use crate::cpuset::{CpuId, CpuSet};
 use crate::decision::{Dedicated, Situation, Wish, wish};
 use crate::enforce::binding::{Role, role};
 use crate::error::{Code, Error, Result, counted, printable};
 use crate::host::cgroup;
 use crate::host::process;
-use crate::host::qemu::{self, RUN_DIR};
+use crate::host::qemu;
 use crate::host::root::Root;
 use crate::lock::leases::{Holds, Lease, Leases, State};
 use crate::lock::reclaim::reclaim;
@@ -23,7 +25,7 @@ use crate::xml::{Domain, read};
 
 pub(super) fn reconcile(context: &Context) -> Result<String> {
     let root = &context.root;
-    let running = running(root)?;
+    let running = qemu::running(root)?;
     let mut notes: Vec<String> = Vec::new();
     let mut state = StateLock::acquire(root, DEADLINE)?;
     let mut leases = match state.load() {
@@ -48,13 +50,16 @@ pub(super) fn reconcile(context: &Context) -> Result<String> {
     for (name, text) in running {
         match adopt(context, &leases, &name, &text) {
             Ok(Some(lease)) => {
-                let cpus = lease.cpus();
+                let what = match &lease.holds {
+                    Holds::Degraded { reason, .. } => format!("degraded, without CPUs of its own: {reason}"),
+                    _ => format!("lease on CPUs {}", lease.cpus()),
+                };
                 let mut with = leases.clone();
                 with.put(lease);
                 // One that contradicts the others is said, and the others stand.
                 match with.check() {
                     Ok(()) => {
-                        notes.push(format!("\"{}\": lease on CPUs {cpus}", printable(&name)));
+                        notes.push(format!("\"{}\": {what}", printable(&name)));
                         leases = with;
                     }
                     Err(what) => notes.push(format!("\"{}\": no lease: {}", printable(&name), printable(&what))),
@@ -74,19 +79,7 @@ pub(super) fn reconcile(context: &Context) -> Result<String> {
     Ok(notes.join("\n") + "\n")
 }
 
-/// The running domains: (name, text of the status file).
-fn running(root: &Root) -> Result<Vec<(String, String)>> {
-    let mut running = Vec::new();
-    for name in root.list(RUN_DIR)?.iter().filter_map(|name| name.strip_suffix(".xml")) {
-        if qemu::living_pid(root, name)?.is_some() {
-            let text = root.read_if_exists(&format!("{RUN_DIR}/{name}.xml"))?;
-            running.extend(text.map(|text| (name.to_owned(), text)));
-        }
-    }
-    Ok(running)
-}
-
-/// The lease of a running domain that has none; `None` if it has one, or needs none.
+/// The lease of a running domain that has none, or has one that can be completed; `None` if it needs nothing.
 fn adopt(context: &Context, leases: &Leases, name: &str, text: &str) -> Result<Option<Lease>> {
     let root = &context.root;
     let status = qemu::status(root, name)?.ok_or_else(|| Error::new(Code::DomainUnknown, "it has ended meanwhile"))?;
@@ -95,16 +88,25 @@ fn adopt(context: &Context, leases: &Leases, name: &str, text: &str) -> Result<O
     let domain = Domain::parse(&live)?;
     let identity = read::identity(&domain)?;
     let uuid = identity.uuid.ok_or_else(|| Error::new(Code::DomainInvalid, "it has no UUID"))?;
-    if leases.get(uuid).is_some() {
-        return Ok(None);
+    if let Some(lease) = leases.get(uuid) {
+        return Ok(with_request(context, lease, &domain, &identity));
     }
-    let holds = match wish(root, &domain, &identity, &|| context.settings())? {
+    let (holds, request) = match wish(root, &domain, &identity, &|| context.settings())? {
         Wish::Shared => return Ok(None),
         // Live pins may be those of a lease that was lost; by hand they are only if no policy asks.
-        Wish::Static(cpus) => Holds::Static(cpus),
+        Wish::Static(cpus) => (Holds::Static(cpus), None),
         Wish::Dedicated(wish) => {
             let situation = Situation::read(root, &wish.settings, read::partition(&domain).as_deref())?;
-            Holds::Dedicated(observed(root, &situation.beside(leases, Some(uuid)), &wish, &status)?)
+            match observed(root, &situation.beside(leases, Some(uuid)), &wish, &status) {
+                Ok(plan) => (Holds::Dedicated(plan), Some(wish.request)),
+                // Where its policy allows that, it was started so.
+                Err(error)
+                    if error.code == Code::ThreadMisplaced && wish.request.policy.fallback == Fallback::Shared =>
+                {
+                    (Holds::Degraded { code: error.code, reason: error.message, pins: wish.pins.all() }, None)
+                }
+                Err(error) => return Err(error),
+            }
         }
     };
     Ok(Some(Lease {
@@ -112,12 +114,24 @@ fn adopt(context: &Context, leases: &Leases, name: &str, text: &str) -> Result<O
         name: identity.name,
         state: State::Running,
         holds,
+        request,
         domain_id: identity.id,
         cgroup: None,
         daemon: None,
         qemu: process::process(root, status.pid)?,
         since: process::uptime_secs(root),
     }))
+}
+
+/// A lease from an earlier version does not say what it answers; the domain does. `None` if there is nothing to add.
+fn with_request(context: &Context, lease: &Lease, domain: &Domain<'_>, identity: &read::Identity) -> Option<Lease> {
+    let count = lease.plan().filter(|_| lease.request.is_none())?.vcpus.len();
+    match wish(&context.root, domain, identity, &|| context.settings()) {
+        Ok(Wish::Dedicated(wish)) if usize::from(wish.request.vcpus) == count => {
+            Some(Lease { request: Some(wish.request), ..lease.clone() })
+        }
+        _ => None,
+    }
 }
 
 /// The plan that the threads' places amount to.
@@ -171,7 +185,7 @@ fn observed(root: &Root, situation: &Situation, wish: &Dedicated, status: &qemu:
     }
     // Otherwise what is seen: the allowlist may have changed since the start.
     let leased: CpuSet = order.iter().copied().collect();
-    let whole = wish.request.policy.cores == crate::alloc::policy::Cores::Whole;
+    let whole = wish.request.policy.cores == Cores::Whole;
     let siblings = |cpus: &CpuSet| {
         let cores = cpus.iter().filter_map(|cpu| situation.topology.siblings(cpu));
         cores.filter(|_| whole).fold(cpus.clone(), |all, core| all.union(core))

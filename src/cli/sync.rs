@@ -12,7 +12,7 @@ use crate::cpuset::CpuSet;
 use crate::error::{Code, Error, Result, counted, printable};
 use crate::libvirt::Libvirt;
 use crate::lock;
-use crate::lock::leases::State;
+use crate::lock::leases::{Holds, State};
 use crate::xml::{Domain, read};
 
 /// No call to a libvirt that hangs is waited for longer.
@@ -39,8 +39,13 @@ pub(super) fn sync(context: &Context, domain: &str, after_stdin: bool) -> Result
     // libvirt may have kept us waiting: the lease is read after the XML it is compared with.
     let leases = lock::read(&context.root)?;
     let lease = subject::lease(&leases, &uuid.to_string())?;
-    let Some(plan) = lease.plan() else {
-        return Ok(format!("Domain \"{}\" is pinned by hand; its XML is its own.\n", printable(&lease.name)));
+    let name = printable(&lease.name);
+    let plan = match &lease.holds {
+        Holds::Dedicated(plan) => plan,
+        Holds::Static(_) => return Ok(format!("Domain \"{name}\" is pinned by hand; its XML is its own.\n")),
+        Holds::Degraded { .. } => {
+            return Ok(format!("Domain \"{name}\" runs without CPUs of its own (degraded); its XML is its own.\n"));
+        }
     };
     let about = |error: Error| error.in_domain(&lease.name);
     let (Some(running), Some(xml)) = (running, xml) else {
@@ -53,8 +58,11 @@ pub(super) fn sync(context: &Context, domain: &str, after_stdin: bool) -> Result
     }
     let changes = changes(&live, plan).map_err(about)?;
     let count = changes.vcpus.len() + usize::from(changes.emulator.is_some()) + changes.iothreads.len();
+    if count == 0 {
+        return Ok(format!("Domain \"{name}\": its live XML says what its lease says already.\n"));
+    }
     running.pin(&changes.vcpus, changes.emulator.as_ref(), &changes.iothreads).map_err(about)?;
-    Ok(format!("Domain \"{}\": {} of its live XML set.\n", printable(&lease.name), counted(count as u64, "pin")))
+    Ok(format!("Domain \"{name}\": {} of its live XML set.\n", counted(count as u64, "pin")))
 }
 
 #[derive(Debug, PartialEq, Eq)]

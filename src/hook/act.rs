@@ -22,6 +22,9 @@ use crate::xml::Domain;
 use crate::xml::pin::{self, Scope};
 use crate::xml::read;
 
+/// A lease that is no more, and why.
+type Void = (Lease, &'static str);
+
 /// One event: whose, and what stdin said.
 struct Event<'a> {
     root: &'a Root,
@@ -89,10 +92,22 @@ impl Event<'_> {
         let void = reclaim(self.root, &mut leases)?;
         self.refuse_beside_living(&leases)?;
         let existing = leases.get(self.uuid).cloned();
-        let plan = situation
-            .beside(&leases, Some(self.uuid))
-            .plan(wish, existing.as_ref().and_then(Lease::plan), !preparing, &mut |_| {})
-            .map_err(|error| decision::about(error, &self.identity.name, Some((&leases, Some(self.uuid)))))?;
+        let plan = situation.beside(&leases, Some(self.uuid)).plan(
+            wish,
+            existing.as_ref().and_then(Lease::plan),
+            !preparing,
+            &mut |_| {},
+        );
+        let plan = match plan {
+            Ok(plan) => plan,
+            Err(refusal) => {
+                let degraded = wish.fall_back(refusal, &leases, Some(self.uuid));
+                let holds = degraded
+                    .map_err(|error| decision::about(error, &self.identity.name, Some((&leases, Some(self.uuid)))))?;
+                self.hold(state, leases, void, holds)?;
+                return Ok(self.domain.text().to_owned());
+            }
+        };
         let scope = if preparing { Scope::Everything } else { Scope::PlacementOnly };
         let edits = pin::rewrite(self.domain, &plan, scope).map_err(|error| self.named(error))?;
         let output = edits.apply(self.domain.text());
@@ -114,6 +129,7 @@ impl Event<'_> {
         let state_now = if preparing { State::Reserved } else { State::Provisional };
         let lease = Lease {
             cgroup: place.as_ref().map(|(_, path, _)| path.clone()),
+            request: Some(wish.request.clone()),
             ..self.new_lease(state_now, Holds::Dedicated(plan.clone()))
         };
         let same = existing.as_ref().is_some_and(|old| Lease { since: lease.since, ..old.clone() } == lease);
@@ -160,19 +176,36 @@ impl Event<'_> {
 
     /// Records the CPUs that a domain without a policy pins itself to, unless they belong to somebody.
     fn hold_static(&self, cpus: CpuSet) -> Result<()> {
-        let mut state = StateLock::acquire(self.root, DEADLINE)?;
+        let state = StateLock::acquire(self.root, DEADLINE)?;
         let mut leases = state.load()?;
         let void = reclaim(self.root, &mut leases)?;
         if let Some(owner) = leases.dedicated_owner_of(&cpus, Some(self.uuid)) {
             return Err(self.named(decision::static_conflict(&cpus, owner)));
         }
+        self.hold(state, leases, void, Holds::Static(cpus))
+    }
+
+    /// Records a domain that comes in without a plan.
+    fn hold(&self, mut state: StateLock, mut leases: Leases, void: Vec<Void>, holds: Holds) -> Result<()> {
         // A migration or restore only asks; the lease comes with prepare.
-        if self.operation == Operation::Prepare {
-            self.refuse_beside_living(&leases)?;
-            leases.put(self.new_lease(State::Reserved, Holds::Static(cpus.clone())));
-            state.replace(&leases)?;
-            self.clean_up(&leases, void);
-            self.record(None, Some(&cpus), "static pins recorded");
+        if self.operation != Operation::Prepare {
+            return Ok(());
+        }
+        self.refuse_beside_living(&leases)?;
+        let former = leases.get(self.uuid).and_then(|former| former.cgroup.clone());
+        let lease = self.new_lease(State::Reserved, holds);
+        leases.put(lease.clone());
+        state.replace(&leases)?;
+        self.clean_up(&leases, void);
+        self.remove_cgroup(&leases, former);
+        self.remove_cgroup_in_its_place(&leases);
+        drop(state);
+        match &lease.holds {
+            Holds::Degraded { code, reason, .. } => {
+                let message = format!("starts without CPUs of its own, as its policy allows: {reason}");
+                self.journal.warn((&self.identity.name, self.uuid), *code, &message);
+            }
+            _ => self.record(None, Some(&lease.cpus()), "static pins recorded"),
         }
         Ok(())
     }
@@ -182,11 +215,7 @@ impl Event<'_> {
     /// touched.
     fn hold_nothing(&self) -> Result<()> {
         let Ok(leases) = lock::read(self.root) else { return Ok(()) };
-        if let (Ok(Confinement::BeforeExec { mount }), Some(id)) = (enforce::confinement(self.root), self.identity.id) {
-            // A partition that makes no path is libvirt's to refuse.
-            let path = tree::path(&mount, read::partition(self.domain).as_deref(), id, &self.identity.name);
-            self.remove_cgroup(&leases, path.ok());
-        }
+        self.remove_cgroup_in_its_place(&leases);
         if leases.get(self.uuid).is_none() {
             return Ok(());
         }
@@ -205,6 +234,7 @@ impl Event<'_> {
             name: self.identity.name.clone(),
             state,
             holds,
+            request: None,
             domain_id: self.identity.id,
             cgroup: None,
             daemon: daemon(self.root),
@@ -222,7 +252,8 @@ impl Event<'_> {
         };
         let Some(lease) = leases.get(self.uuid) else { return self.started_without_lease() };
         let Some(plan) = lease.plan() else {
-            // Pins by hand are libvirt's to carry out. Without the pid the lease is only harder to end.
+            // Pins by hand are libvirt's to carry out, and who is degraded may be anywhere. Without the pid the lease is
+            // only harder to end.
             let marked = self.status().and_then(|status| self.mark_running(&status));
             return marked.or_else(|error| self.only_record(&error));
         };
@@ -334,7 +365,7 @@ impl Event<'_> {
     }
 
     /// What ended leases leave behind, once they are off the books.
-    fn clean_up(&self, leases: &Leases, ended: Vec<(Lease, &'static str)>) {
+    fn clean_up(&self, leases: &Leases, ended: Vec<Void>) {
         for (lease, reason) in ended {
             self.remove_cgroup(leases, lease.cgroup.clone());
             let message = format!("lease ended: {reason}");
@@ -347,6 +378,15 @@ impl Event<'_> {
         let unowned = |path: &String| !leases.iter().any(|lease| lease.cgroup.as_ref() == Some(path));
         if let Some(path) = path.filter(unowned) {
             tree::remove(self.root, &path);
+        }
+    }
+
+    /// Removes the cgroup that libvirt would take for this domain's, with a stranger's CPUs.
+    fn remove_cgroup_in_its_place(&self, leases: &Leases) {
+        if let (Ok(Confinement::BeforeExec { mount }), Some(id)) = (enforce::confinement(self.root), self.identity.id) {
+            // A partition that makes no path is libvirt's to refuse.
+            let path = tree::path(&mount, read::partition(self.domain).as_deref(), id, &self.identity.name);
+            self.remove_cgroup(leases, path.ok());
         }
     }
 

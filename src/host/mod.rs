@@ -99,6 +99,7 @@ pub struct Topology {
     possible: CpuSet,
     /// Online threads of each known core; disjoint.
     cores: BTreeMap<CoreId, CpuSet>,
+    one_class: bool,
 }
 
 impl Topology {
@@ -116,7 +117,13 @@ impl Topology {
             }
         }
         let online = cpus.iter().filter(|cpu| cpu.online).map(|cpu| cpu.cpu).collect();
-        Topology { cpus, nodes, losses, online, possible, cores }
+        Topology { cpus, nodes, losses, online, possible, cores, one_class: false }
+    }
+
+    /// The same machine, saying whether it is one that [keeps VMs in one class](Topology::keeps_vms_in_one_class).
+    #[must_use]
+    pub fn keeping_vms_in_one_class(self, one_class: bool) -> Topology {
+        Topology { one_class, ..self }
     }
 
     /// The CPUs present, ascending.
@@ -147,6 +154,18 @@ impl Topology {
     /// The online CPUs that the kernel keeps ordinary tasks off.
     pub fn isolated(&self) -> CpuSet {
         self.cpus.iter().filter(|cpu| cpu.online && cpu.isolated).map(|cpu| cpu.cpu).collect()
+    }
+
+    /// Whether the machine has cores of more than one class.
+    pub fn is_hybrid(&self) -> bool {
+        self.cpus.iter().any(|cpu| cpu.class.is_some())
+    }
+
+    /// Whether a VM's vCPUs and its emulator have to stay on cores of one class. KVM on Arm makes a vCPU for the kind of
+    /// core that its maker runs on, and refuses to initialise it on another (`KVM_ARM_PREFERRED_TARGET` and
+    /// `KVM_ARM_VCPU_INIT` in the kernel's Documentation/virt/kvm/api.rst).
+    pub fn keeps_vms_in_one_class(&self) -> bool {
+        self.one_class
     }
 
     /// One CPU, if it is present.

@@ -98,6 +98,21 @@ pub fn living_pid(root: &Root, name: &str) -> Result<Option<i32>> {
     Ok((lock.l_type != lock_kind(libc::F_UNLCK)).then_some(lock.l_pid))
 }
 
+/// The running domains: (name, text of the status file).
+///
+/// # Errors
+/// [`Code::HostIo`].
+pub fn running(root: &Root) -> Result<Vec<(String, String)>> {
+    let mut running = Vec::new();
+    for name in root.list(RUN_DIR)?.iter().filter_map(|name| name.strip_suffix(".xml")) {
+        if living_pid(root, name)?.is_some() {
+            let text = root.read_if_exists(&format!("{RUN_DIR}/{name}.xml"))?;
+            running.extend(text.map(|text| (name.to_owned(), text)));
+        }
+    }
+    Ok(running)
+}
+
 /// Whether the domain's QEMU lives, for those who only report.
 pub fn lives(root: &Root, name: &str) -> bool {
     living_pid(root, name).is_ok_and(|pid| pid.is_some())

@@ -1,26 +1,41 @@
 //! Who holds which CPUs: the leases in memory and their form on disk.
 //!
 //! ```text
-//! {"version":1,"boot_id":"...","leases":[
-//!   {"uuid":"...","name":"db","state":"running","kind":"dedicated","vcpus":[2,10],"whole":true,"parked":"3,11","extra":"",
-//!    "emulator":"0-1","iothreads":"0-1","nodes":"0","memory_nodes":"0","guest":[1,1,2,1],
+//! {"version":2,"boot_id":"...","leases":[
+//!   {"uuid":"...","name":"db","state":"running","kind":"dedicated","vcpus":[2,10,null],"shared":"0-1","whole":true,
+//!    "parked":"3,11","extra":"4,12","emulator":"0-1","iothreads":"0-1","nodes":"0","memory_nodes":"0","guest":[1,1,3,1],
+//!    "cells":[{"vcpus":"0-2","bytes":1073741824,"node":0}],"request":{"vcpus":3,"policy":[["policy","dedicated"]]},
 //!    "domain_id":7,"cgroup":"/sys/fs/cgroup/...","daemon":[812,3345],"qemu":[4711,998877],"since":5120}]}
 //! ```
-//! Sets are kernel lists; `vcpus` is in vCPU order; processes are [pid, start time]; `since` is seconds of uptime. A
-//! reader refuses a version it does not know and a field it does not know. This module does no I/O and takes no lock.
+//! Sets are kernel lists; `vcpus` is in vCPU order, `null` for one on the shared CPUs; processes are [pid, start time];
+//! `since` is seconds of uptime; what is empty or not known is left out. `request` is written down in `request.rs`. Those
+//! who have no plan have instead of it:
+//!
+//! ```text
+//! "kind":"static","cpus":"4-5"
+//! "kind":"degraded","cpus":"","code":"cpu.placement.shortage","reason":"needs 2 whole cores ..."
+//! ```
+//!
+//! Version 1 had no `request`, `shared`, `cells` or `null`, and nobody degraded; it is read, and written as version 2 at the
+//! next change. A reader refuses a version it does not know and a field it does not know. This module does no I/O and
+//! takes no lock.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::alloc::plan::{GuestTopology, Plan};
-use crate::cpuset::{CpuId, CpuSet, MAX_CPUS, NodeId};
+use super::request::RequestOnDisk;
+use crate::alloc::plan::{GuestTopology, PlacedCell, Plan};
+use crate::alloc::policy::Kind;
+use crate::alloc::request::{Pages, Request};
+use crate::cpuset::{CpuId, CpuSet, NodeId};
 use crate::error::{Code, Error, Result};
 use crate::host::process::Process;
 use crate::uuid::DomainUuid;
 
-/// The version this code writes, and the only one it reads.
-const VERSION: u32 = 1;
+/// The version this code writes. It reads those before it as well.
+const VERSION: u32 = 2;
 
 /// Every lease of this host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -42,6 +57,8 @@ pub struct Lease {
     pub state: State,
     /// Which CPUs.
     pub holds: Holds,
+    /// What a dedicated domain asked for, by which its CPUs can be planned anew; `None` where that is not known.
+    pub request: Option<Request>,
     /// libvirt's id of the running domain; its cgroup is named after it.
     pub domain_id: Option<u32>,
     /// The cgroup made for it before QEMU was started, to be removed with the lease.
@@ -73,6 +90,15 @@ pub enum Holds {
     Dedicated(Plan),
     /// Pinned by hand in the domain's XML: respected, and shared with other such domains.
     Static(CpuSet),
+    /// There was no room for a dedicated domain whose policy says `fallback="shared"`: it runs without CPUs of its own.
+    Degraded {
+        /// Why it was not given any.
+        code: Code,
+        /// The same as a sentence without the domain's name.
+        reason: String,
+        /// Pins in its XML, which libvirt carries out: as with those by hand, nobody else gets these CPUs.
+        pins: CpuSet,
+    },
 }
 
 impl Lease {
@@ -80,7 +106,7 @@ impl Lease {
     pub fn cpus(&self) -> CpuSet {
         match &self.holds {
             Holds::Dedicated(plan) => plan.exclusive(),
-            Holds::Static(cpus) => cpus.clone(),
+            Holds::Static(cpus) | Holds::Degraded { pins: cpus, .. } => cpus.clone(),
         }
     }
 
@@ -91,11 +117,44 @@ impl Lease {
         self.state == State::Reserved && now > self.since.saturating_add(START_SECS)
     }
 
+    /// What must hold of a lease by itself: numbers that can be, and counts that agree.
+    fn check(&self) -> std::result::Result<(), &'static str> {
+        let Some(plan) = self.plan() else {
+            return if self.request.is_some() { Err("has a request, but no plan") } else { Ok(()) };
+        };
+        let (count, own) = (plan.vcpus.len(), plan.vcpus.iter().flatten().count());
+        // A set keeps one of a kind and none that is too high.
+        if own == 0 || plan.vcpu_cpus().len() != own || (own < count) == plan.shared.is_empty() {
+            return Err("has impossible vCPUs");
+        }
+        let exist = |vcpus: &CpuSet| vcpus.iter().all(|vcpu| usize::from(vcpu.0) < count);
+        if !plan.cells.iter().all(|cell| exist(&cell.vcpus)) {
+            return Err("has cells of impossible vCPUs");
+        }
+        let threads = |guest: GuestTopology| {
+            [guest.sockets, guest.dies, guest.cores, guest.threads].into_iter().map(u64::from).product::<u64>()
+        };
+        if plan.guest.is_some_and(|guest| usize::try_from(threads(guest)) != Ok(count)) {
+            return Err("tells the guest of other vCPUs than it has");
+        }
+        let Some(request) = &self.request else { return Ok(()) };
+        if usize::from(request.vcpus) != count || !request.cells.iter().all(|cell| exist(&cell.vcpus)) {
+            return Err("has a request for other vCPUs than it has");
+        }
+        if request.policy.kind != Kind::Dedicated {
+            return Err("has a request for no CPUs");
+        }
+        if request.memory.is_some_and(|memory| memory.pages == Pages::Huge(0)) {
+            return Err("has a request for pages of no size");
+        }
+        Ok(())
+    }
+
     /// The plan of a dedicated domain.
     pub fn plan(&self) -> Option<&Plan> {
         match &self.holds {
             Holds::Dedicated(plan) => Some(plan),
-            Holds::Static(_) => None,
+            Holds::Static(_) | Holds::Degraded { .. } => None,
         }
     }
 }
@@ -136,7 +195,8 @@ impl Leases {
             .find(|lease| Some(lease.uuid) != except && lease.plan().is_some() && !lease.cpus().is_disjoint(cpus))
     }
 
-    /// What must hold: one lease a domain, no CPU of a dedicated lease in any other, and no thread of another there.
+    /// What must hold: one lease a domain, each possible by itself, no CPU of a dedicated lease in any other, and no thread
+    /// of another there.
     ///
     /// # Errors
     /// The first contradiction, in words.
@@ -147,6 +207,9 @@ impl Leases {
                     return Err(format!("domain {} has two leases, or they are not sorted", b.uuid));
                 }
             }
+        }
+        for lease in &self.leases {
+            lease.check().map_err(|what| format!("the lease of \"{}\" {what}", lease.name))?;
         }
         // Once over all: who has a CPU exclusively, and then whether anybody else may be there.
         let mut owned = CpuSet::new();
@@ -173,10 +236,10 @@ impl Leases {
     /// # Errors
     /// [`Code::Internal`]; cannot happen with values of this module.
     pub fn to_json(&self) -> Result<String> {
-        let file = FileV1 {
+        let file = FileOnDisk {
             version: VERSION,
             boot_id: self.boot_id.clone(),
-            leases: self.leases.iter().map(LeaseV1::from).collect(),
+            leases: self.leases.iter().map(LeaseOnDisk::from).collect(),
         };
         let text = serde_json::to_string(&file);
         text.map(|text| text + "\n")
@@ -197,11 +260,11 @@ impl Leases {
         let Version { version } =
             serde_json::from_str(text).map_err(|error| corrupt(format!("is not a lease file: {error}")))?;
         if version > VERSION {
-            let reason =
-                format!("has version {version}; this is virt-pin {} and reads {VERSION}", env!("CARGO_PKG_VERSION"));
+            let ours = env!("CARGO_PKG_VERSION");
+            let reason = format!("has version {version}; this is virt-pin {ours} and reads up to {VERSION}");
             return Err(Unreadable { code: Code::StateNewer, reason });
         }
-        let file: FileV1 =
+        let file: FileOnDisk =
             serde_json::from_str(text).map_err(|error| corrupt(format!("is not a lease file: {error}")))?;
         let leases = file.leases.into_iter().map(Lease::try_from).collect::<std::result::Result<Vec<_>, _>>();
         let leases = Leases { boot_id: file.boot_id, leases: leases.map_err(corrupt)? };
@@ -228,31 +291,38 @@ impl Unreadable {
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct FileV1 {
+struct FileOnDisk {
     version: u32,
     boot_id: String,
-    leases: Vec<LeaseV1>,
+    leases: Vec<LeaseOnDisk>,
 }
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum KindV1 {
+enum KindOnDisk {
     Dedicated,
     Static,
+    Degraded,
 }
 
-/// One lease on disk; a static one has its CPUs in `cpus` and nothing of a plan.
+/// One lease on disk; one without a plan has its CPUs in `cpus`.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct LeaseV1 {
+struct LeaseOnDisk {
     uuid: String,
     name: String,
     state: State,
-    kind: KindV1,
+    kind: KindOnDisk,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     cpus: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    code: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    reason: Option<String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    vcpus: Vec<u16>,
+    vcpus: Vec<Option<u16>>,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    shared: String,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     whole: bool,
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -270,6 +340,10 @@ struct LeaseV1 {
     /// Sockets, dies, cores, threads.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     guest: Option<(u16, u16, u16, u16)>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    cells: Vec<CellOnDisk>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    request: Option<RequestOnDisk>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     domain_id: Option<u32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -281,18 +355,45 @@ struct LeaseV1 {
     since: u64,
 }
 
-impl From<&Lease> for LeaseV1 {
-    fn from(lease: &Lease) -> LeaseV1 {
+/// A cell of the guest on disk.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct CellOnDisk {
+    vcpus: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    bytes: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    node: Option<u16>,
+}
+
+/// The set that a kernel list on disk stands for.
+pub(super) fn set(text: &str) -> std::result::Result<CpuSet, String> {
+    CpuSet::parse_kernel_list(text).map_err(|error| format!("has \"{text}\": {error}"))
+}
+
+/// Nodes on disk: a list like one of CPUs.
+pub(super) fn nodes(text: &str) -> std::result::Result<BTreeSet<NodeId>, String> {
+    Ok(set(text)?.iter().map(|id| NodeId(id.0)).collect())
+}
+
+/// The same, for writing.
+pub(super) fn nodes_of(nodes: &BTreeSet<NodeId>) -> String {
+    nodes.iter().map(|node| CpuId(node.0)).collect::<CpuSet>().to_string()
+}
+
+impl From<&Lease> for LeaseOnDisk {
+    fn from(lease: &Lease) -> LeaseOnDisk {
         let process = |process: Process| (process.pid, process.start_time);
-        let nodes =
-            |nodes: &mut dyn Iterator<Item = &NodeId>| nodes.map(|node| CpuId(node.0)).collect::<CpuSet>().to_string();
-        let mut file = LeaseV1 {
+        let mut file = LeaseOnDisk {
             uuid: lease.uuid.to_string(),
             name: lease.name.clone(),
             state: lease.state,
-            kind: KindV1::Static,
+            kind: KindOnDisk::Static,
             cpus: None,
+            code: None,
+            reason: None,
             vcpus: Vec::new(),
+            shared: String::new(),
             whole: false,
             parked: String::new(),
             extra: String::new(),
@@ -301,6 +402,8 @@ impl From<&Lease> for LeaseV1 {
             nodes: String::new(),
             memory_nodes: None,
             guest: None,
+            cells: Vec::new(),
+            request: lease.request.as_ref().map(RequestOnDisk::from),
             domain_id: lease.domain_id,
             cgroup: lease.cgroup.clone(),
             daemon: lease.daemon.map(process),
@@ -309,38 +412,65 @@ impl From<&Lease> for LeaseV1 {
         };
         match &lease.holds {
             Holds::Static(cpus) => file.cpus = Some(cpus.to_string()),
+            Holds::Degraded { code, reason, pins } => {
+                file.kind = KindOnDisk::Degraded;
+                file.cpus = Some(pins.to_string());
+                file.code = Some(code.name().to_owned());
+                file.reason = Some(reason.clone());
+            }
             Holds::Dedicated(plan) => {
-                file.kind = KindV1::Dedicated;
-                file.vcpus = plan.vcpus.iter().flatten().map(|cpu| cpu.0).collect();
+                file.kind = KindOnDisk::Dedicated;
+                file.vcpus = plan.vcpus.iter().map(|own| own.map(|cpu| cpu.0)).collect();
+                file.shared = plan.shared.to_string();
                 file.whole = plan.whole;
                 file.parked = plan.parked.to_string();
                 file.extra = plan.extra.to_string();
                 file.emulator = plan.emulator.to_string();
                 file.iothreads = plan.iothreads.to_string();
-                file.nodes = nodes(&mut plan.nodes.iter());
-                file.memory_nodes = plan.memory_nodes.as_ref().map(|set| nodes(&mut set.iter()));
+                file.nodes = nodes_of(&plan.nodes);
+                file.memory_nodes = plan.memory_nodes.as_ref().map(nodes_of);
                 file.guest = plan.guest.map(|guest| (guest.sockets, guest.dies, guest.cores, guest.threads));
+                let cell = |cell: &PlacedCell| CellOnDisk {
+                    vcpus: cell.vcpus.to_string(),
+                    bytes: cell.bytes,
+                    node: cell.node.map(|node| node.0),
+                };
+                file.cells = plan.cells.iter().map(cell).collect();
             }
         }
         file
     }
 }
 
-impl TryFrom<LeaseV1> for Lease {
+impl TryFrom<LeaseOnDisk> for Lease {
     type Error = String;
 
-    fn try_from(file: LeaseV1) -> std::result::Result<Lease, String> {
-        let of = format!("the lease of \"{}\"", crate::error::printable(&file.name));
-        let uuid = DomainUuid::parse(&file.uuid).ok_or_else(|| format!("has no UUID in {of}"))?;
-        let set =
-            |text: &str| CpuSet::parse_kernel_list(text).map_err(|error| format!("has \"{text}\" in {of}: {error}"));
-        let nodes = |text: &str| set(text).map(|set| set.iter().map(|id| NodeId(id.0)).collect());
-        let holds = match (file.kind, file.cpus) {
-            (KindV1::Static, Some(cpus)) => Holds::Static(set(&cpus)?),
-            (KindV1::Dedicated, None) => {
-                let plan = Plan {
-                    vcpus: file.vcpus.into_iter().map(|cpu| Some(CpuId(cpu))).collect(),
-                    shared: CpuSet::new(),
+    fn try_from(file: LeaseOnDisk) -> std::result::Result<Lease, String> {
+        let name = crate::error::printable(&file.name);
+        Lease::read(file).map_err(|what| format!("is damaged: the lease of \"{name}\" {what}"))
+    }
+}
+
+impl Lease {
+    /// What the form on disk stands for, or what is wrong with it.
+    fn read(file: LeaseOnDisk) -> std::result::Result<Lease, String> {
+        let uuid = DomainUuid::parse(&file.uuid).ok_or("has no UUID")?;
+        let holds = match (file.kind, file.cpus, file.code, file.reason) {
+            (KindOnDisk::Static, Some(cpus), None, None) => Holds::Static(set(&cpus)?),
+            (KindOnDisk::Degraded, Some(cpus), Some(code), Some(reason)) => Holds::Degraded {
+                code: Code::from_name(&code).ok_or_else(|| format!("has an unknown code \"{code}\""))?,
+                reason,
+                pins: set(&cpus)?,
+            },
+            (KindOnDisk::Dedicated, None, None, None) => {
+                let guest = |(sockets, dies, cores, threads)| GuestTopology { sockets, dies, cores, threads };
+                let cell = |cell: CellOnDisk| {
+                    let node = cell.node.map(NodeId);
+                    Ok(PlacedCell { vcpus: set(&cell.vcpus)?, bytes: cell.bytes, node })
+                };
+                Holds::Dedicated(Plan {
+                    vcpus: file.vcpus.into_iter().map(|own| own.map(CpuId)).collect(),
+                    shared: set(&file.shared)?,
                     whole: file.whole,
                     parked: set(&file.parked)?,
                     extra: set(&file.extra)?,
@@ -348,24 +478,11 @@ impl TryFrom<LeaseV1> for Lease {
                     iothreads: set(&file.iothreads)?,
                     nodes: nodes(&file.nodes)?,
                     memory_nodes: file.memory_nodes.as_deref().map(nodes).transpose()?,
-                    guest: file.guest.map(|(sockets, dies, cores, threads)| GuestTopology {
-                        sockets,
-                        dies,
-                        cores,
-                        threads,
-                    }),
-                    cells: Vec::new(),
-                };
-                let cpus = plan.vcpu_cpus();
-                if plan.vcpus.is_empty()
-                    || cpus.len() != plan.vcpus.len()
-                    || plan.vcpus.iter().flatten().any(|cpu| cpu.0 >= MAX_CPUS)
-                {
-                    return Err(format!("has impossible vCPUs in {of}"));
-                }
-                Holds::Dedicated(plan)
+                    guest: file.guest.map(guest),
+                    cells: file.cells.into_iter().map(cell).collect::<std::result::Result<_, String>>()?,
+                })
             }
-            _ => return Err(format!("mixes static and dedicated in {of}")),
+            _ => return Err("mixes what only leases of different kinds have".to_owned()),
         };
         let process = |(pid, start_time)| Process { pid, start_time };
         Ok(Lease {
@@ -373,6 +490,7 @@ impl TryFrom<LeaseV1> for Lease {
             name: file.name,
             state: file.state,
             holds,
+            request: file.request.map(Request::try_from).transpose()?,
             domain_id: file.domain_id,
             cgroup: file.cgroup,
             daemon: file.daemon.map(process),
@@ -385,7 +503,10 @@ impl TryFrom<LeaseV1> for Lease {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::BTreeSet;
+    use crate::alloc::policy::Policy;
+    use crate::alloc::request::{GuestCell, GuestMemory};
+    use crate::cpuset::MAX_CPUS;
+    use proptest::prelude::*;
 
     fn uuid(n: u8) -> DomainUuid {
         DomainUuid::parse(&format!("{n:02x}").repeat(16)).unwrap()
@@ -402,6 +523,7 @@ mod tests {
             name: "a\"\u{1b}b".to_owned(),
             state: State::Running,
             holds,
+            request: None,
             domain_id: Some(7),
             cgroup: Some("/x".to_owned()),
             daemon: Some(process),
@@ -459,13 +581,271 @@ mod tests {
             &format!("\u{feff}{text}"),
             &text.replace("leases\":[", "leases\":[{}"),
             &text.replace("boot_id", "boot"),
-            &text.replace("\"version\":1", "\"version\":1,\"more\":1"),
-            &text.replace("\"version\":1", "\"version\":\"1\""),
+            &text.replace("\"version\":2", "\"version\":2,\"more\":1"),
+            &text.replace("\"version\":2", "\"version\":\"2\""),
         ] {
             assert_eq!(Leases::from_json(bad).map_err(|error| error.code), Err(Code::StateCorrupt), "{bad:?}");
         }
-        let newer = "{\"version\":2,\"boot_id\":\"\",\"leases\":[],\"colour\":\"red\"}";
+        let newer = "{\"version\":3,\"boot_id\":\"\",\"leases\":[],\"colour\":\"red\"}";
         assert_eq!(Leases::from_json(newer).unwrap_err().code, Code::StateNewer);
         assert!(Leases::from_json(&text.replace(',', ",\r\n")).is_ok());
+    }
+
+    /// Written by a hook of version 1, byte for byte: a domain that runs and one pinned by hand.
+    const VERSION_1: &str = "{\"version\":1,\"boot_id\":\"1f0e2d3c-4b5a-6978-8796-a5b4c3d2e1f0\",\"leases\":[\
+        {\"uuid\":\"0123abcd-89ab-cdef-0123-456789abcdef\",\"name\":\"db\",\"state\":\"running\",\"kind\":\"dedicated\",\"vcpus\":[1],\
+        \"emulator\":\"1\",\"iothreads\":\"0\",\"nodes\":\"0\",\"memory_nodes\":\"0\",\"guest\":[1,1,1,1],\"domain_id\":7,\"qemu\":[700,5000],\
+        \"since\":5120},{\"uuid\":\"1123abcd-89ab-cdef-0123-456789abcdef\",\"name\":\"by hand\",\"state\":\"reserved\",\
+        \"kind\":\"static\",\"cpus\":\"0\",\"domain_id\":8,\"since\":5120}]}\n";
+
+    #[test]
+    fn version_1_is_read_and_written_as_version_2() {
+        let leases = Leases::from_json(VERSION_1).unwrap();
+        let db = leases.iter().next().unwrap();
+        assert_eq!((db.plan().unwrap().vcpus.as_slice(), &db.request), (&[Some(CpuId(1))][..], &None));
+        assert_eq!(db.qemu, Some(Process { pid: 700, start_time: 5000 }));
+        assert_eq!(leases.iter().nth(1).unwrap().holds, Holds::Static(set("0")));
+        // It had nothing that version 2 writes otherwise.
+        assert_eq!(leases.to_json().unwrap(), VERSION_1.replace("\"version\":1", "\"version\":2"));
+    }
+
+    /// Two vCPUs on CPUs of their own and one on the shared ones, with all that a plan may have.
+    fn full() -> Lease {
+        let policy = Policy::from_attributes([("policy", "dedicated"), ("dedicated-vcpus", "0,2")]).unwrap();
+        let bytes = 1 << 30;
+        let plan = Plan {
+            vcpus: vec![Some(CpuId(10)), None, Some(CpuId(2))],
+            shared: set("0-1"),
+            extra: set("4"),
+            guest: Some(GuestTopology { sockets: 1, dies: 1, cores: 3, threads: 1 }),
+            cells: vec![
+                PlacedCell { vcpus: set("0-1"), bytes: Some(bytes), node: Some(NodeId(1)) },
+                PlacedCell { vcpus: set("2"), bytes: None, node: None },
+            ],
+            ..Plan::new([], set("0"))
+        };
+        let request = Request {
+            iothreads: 3,
+            memory: Some(GuestMemory { bytes, pages: Pages::Huge(2048) }),
+            cells: vec![GuestCell { vcpus: set("0-2"), bytes }],
+            devices: [NodeId(0), NodeId(3)].into(),
+            ..Request::new(3, policy)
+        };
+        Lease { request: Some(request), ..lease(1, Holds::Dedicated(plan)) }
+    }
+
+    #[test]
+    fn impossible_numbers_are_neither_written_nor_read() {
+        let mut leases = Leases::default();
+        leases.put(full());
+        assert_eq!(leases.check(), Ok(()));
+        let text = leases.to_json().unwrap();
+        assert_eq!(Leases::from_json(&text), Ok(leases));
+        for (what, instead) in [
+            ("[10,null,2]", "[10,null]"),
+            ("[10,null,2]", "[2,null,2]"),
+            ("[10,null,2]", "[10,null,8192]"),
+            ("[10,null,2]", "[10,5,2]"),
+            ("[10,null,2]", "[null,null,null]"),
+            ("[10,null,2]", "[10,-1,2]"),
+            ("\"shared\":\"0-1\",", ""),
+            ("\"cells\":[{\"vcpus\":\"0-1\"", "\"cells\":[{\"vcpus\":\"0-3\""),
+            ("\"node\":1", "\"node\":-1"),
+            ("\"guest\":[1,1,3,1]", "\"guest\":[1,1,0,1]"),
+            ("\"request\":{\"vcpus\":3", "\"request\":{\"vcpus\":2"),
+            ("\"cells\":[{\"vcpus\":\"0-2\"", "\"cells\":[{\"vcpus\":\"0-3\""),
+            ("[\"policy\",\"dedicated\"],", ""),
+            ("{\"huge\":2048}", "{\"huge\":0}"),
+            ("\"iothreads\":3", "\"iothreads\":3,\"more\":1"),
+        ] {
+            assert!(text.contains(what), "{what}");
+            let damaged = text.replacen(what, instead, 1);
+            let error = Leases::from_json(&damaged).unwrap_err();
+            assert_eq!(error.code, Code::StateCorrupt, "{instead}: {}", error.reason);
+        }
+        let by_hand = Lease { holds: Holds::Static(set("5")), ..full() };
+        let mut leases = Leases::default();
+        leases.put(by_hand);
+        assert!(leases.check().unwrap_err().ends_with("has a request, but no plan"));
+    }
+
+    #[test]
+    fn a_degraded_lease_holds_what_its_xml_pins_and_nothing_else() {
+        let degraded = |pins: &str| Holds::Degraded {
+            code: Code::Shortage,
+            reason: "needs 2 whole cores".to_owned(),
+            pins: set(pins),
+        };
+        let mut leases = Leases::default();
+        leases.put(lease(1, dedicated(&[2, 3])));
+        leases.put(lease(2, degraded("")));
+        assert!(leases.check().is_ok() && leases.get(uuid(2)).is_some_and(|lease| lease.cpus().is_empty()));
+        let text = leases.to_json().unwrap();
+        assert_eq!(Leases::from_json(&text), Ok(leases.clone()));
+        for (what, instead) in [
+            ("cpu.placement.shortage", "cpu.placement.wanting"),
+            ("\"code\":\"cpu.placement.shortage\",", ""),
+            ("\"cpus\":\"\",", ""),
+            ("\"kind\":\"degraded\"", "\"kind\":\"static\""),
+            ("\"kind\":\"degraded\"", "\"kind\":\"dedicated\""),
+        ] {
+            assert!(text.contains(what), "{what}");
+            assert_eq!(Leases::from_json(&text.replacen(what, instead, 1)).unwrap_err().code, Code::StateCorrupt);
+        }
+        leases.put(lease(2, degraded("3-4")));
+        assert!(leases.check().is_err());
+    }
+
+    #[test]
+    fn the_shared_cpus_of_one_are_not_anothers_own() {
+        let mut leases = Leases::default();
+        leases.put(full());
+        for (cpus, ours) in [(&[5, 6][..], true), (&[6, 1], false)] {
+            leases.put(lease(2, dedicated(cpus)));
+            assert_eq!(leases.check().is_ok(), ours, "{cpus:?}");
+        }
+        assert!(leases.check().unwrap_err().ends_with("may run on CPUs 1, which another domain owns"));
+    }
+
+    /// CPUs below `count`.
+    fn some_cpus(count: u16) -> impl Strategy<Value = CpuSet> {
+        proptest::collection::btree_set(0..count, 0..6).prop_map(|cpus| cpus.into_iter().map(CpuId).collect())
+    }
+
+    fn some_nodes() -> impl Strategy<Value = BTreeSet<NodeId>> {
+        proptest::collection::btree_set((0..MAX_CPUS).prop_map(NodeId), 0..4)
+    }
+
+    fn some_policy() -> impl Strategy<Value = Policy> {
+        let more = [
+            ("cores", "thread"),
+            ("numa", "spread"),
+            ("nodes", "0,5-7"),
+            ("cache", "any"),
+            ("cpus", "4-7"),
+            ("dedicated-vcpus", "1"),
+            ("memory", "any"),
+            ("emulator", "isolate"),
+            ("core-class", "efficiency"),
+            ("topology", "keep"),
+            ("locality", "devices"),
+            ("realtime", "yes"),
+            ("fallback", "shared"),
+        ];
+        proptest::sample::subsequence(more.to_vec(), 0..=more.len()).prop_map(|mut pairs| {
+            pairs.push(("policy", "dedicated"));
+            Policy::from_attributes(pairs).unwrap()
+        })
+    }
+
+    fn some_request(vcpus: u16) -> impl Strategy<Value = Request> {
+        let pages = prop_oneof![Just(Pages::Ordinary), Just(Pages::HugeDefault), (1..=u64::MAX).prop_map(Pages::Huge),];
+        let memory =
+            proptest::option::of((any::<u64>(), pages).prop_map(|(bytes, pages)| GuestMemory { bytes, pages }));
+        let cell = (some_cpus(vcpus), any::<u64>()).prop_map(|(vcpus, bytes)| GuestCell { vcpus, bytes });
+        let cells = proptest::collection::vec(cell, 0..3);
+        (any::<u16>(), some_policy(), memory, cells, some_nodes()).prop_map(
+            move |(iothreads, policy, memory, cells, devices)| Request {
+                iothreads,
+                memory,
+                cells,
+                devices,
+                ..Request::new(vcpus, policy)
+            },
+        )
+    }
+
+    /// A plan on the CPUs of one block of 64, so that those of several blocks do not meet.
+    fn some_plan(block: u16) -> impl Strategy<Value = Plan> {
+        let own = (proptest::collection::btree_set(0..32u16, 1..9), any::<u64>(), any::<bool>());
+        let cell = (some_cpus(1), any::<Option<u64>>(), proptest::option::of(0..MAX_CPUS));
+        let cells = proptest::collection::vec(cell, 0..3);
+        let sets = [some_cpus(16), some_cpus(16), some_cpus(16), some_cpus(16), some_cpus(16)];
+        (own, any::<bool>(), sets, some_nodes(), proptest::option::of(some_nodes()), cells, any::<bool>()).prop_map(
+            move |((own, order, shares), whole, sets, nodes, memory_nodes, cells, told)| {
+                let here = |from: u16, cpus: &CpuSet| cpus.iter().map(|cpu| CpuId(block * 64 + from + cpu.0)).collect();
+                let mut vcpus: Vec<_> = own.into_iter().map(|cpu| Some(CpuId(block * 64 + cpu))).collect();
+                let pivot = usize::try_from(order % 7).unwrap() % vcpus.len();
+                vcpus.rotate_left(pivot);
+                let [mut shared, parked, extra, emulator, iothreads] = sets;
+                if shares && !shared.is_empty() {
+                    vcpus.insert(pivot, None);
+                } else {
+                    shared = CpuSet::new();
+                }
+                let cores = u16::try_from(vcpus.len()).unwrap();
+                let cell = |(vcpus, bytes, node): (CpuSet, Option<u64>, Option<u16>)| PlacedCell {
+                    vcpus,
+                    bytes,
+                    node: node.map(NodeId),
+                };
+                Plan {
+                    vcpus,
+                    shared: here(48, &shared),
+                    whole,
+                    parked: here(32, &parked),
+                    extra: here(32, &extra),
+                    emulator: here(48, &emulator),
+                    iothreads: here(48, &iothreads),
+                    nodes,
+                    memory_nodes,
+                    guest: told.then_some(GuestTopology { sockets: 1, dies: 1, cores, threads: 1 }),
+                    cells: cells.into_iter().map(cell).collect(),
+                }
+            },
+        )
+    }
+
+    fn some_lease(number: u8) -> impl Strategy<Value = Lease> {
+        let with_request = some_plan(number.into()).prop_flat_map(|plan| {
+            let request = proptest::option::of(some_request(u16::try_from(plan.vcpus.len()).unwrap()));
+            (Just(Holds::Dedicated(plan)), request)
+        });
+        let codes: Vec<Code> = Code::all().collect();
+        let degraded = proptest::option::of((proptest::sample::select(codes), any::<String>()));
+        let by_hand = (some_cpus(64), degraded).prop_map(move |(cpus, degraded)| {
+            let pins: CpuSet = cpus.iter().map(|cpu| CpuId(u16::from(number) * 64 + cpu.0)).collect();
+            match degraded {
+                Some((code, reason)) => (Holds::Degraded { code, reason, pins }, None),
+                None => (Holds::Static(pins), None),
+            }
+        });
+        let state = proptest::sample::select(vec![State::Provisional, State::Reserved, State::Running]);
+        let process = || any::<(u32, u64)>().prop_map(|(pid, start_time)| Process { pid, start_time });
+        let facts = (
+            any::<String>(),
+            state,
+            any::<Option<u32>>(),
+            any::<Option<String>>(),
+            proptest::option::of(process()),
+            proptest::option::of(process()),
+            any::<u64>(),
+        );
+        (prop_oneof![3 => with_request, 1 => by_hand], facts).prop_map(
+            move |((holds, request), (name, state, domain_id, cgroup, daemon, qemu, since))| Lease {
+                uuid: uuid(number),
+                name,
+                state,
+                holds,
+                request,
+                domain_id,
+                cgroup,
+                daemon,
+                qemu,
+                since,
+            },
+        )
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn any_leases_survive_the_file(some in [some_lease(1), some_lease(2), some_lease(100)], boot_id: String) {
+            let mut leases = Leases { boot_id, ..Leases::default() };
+            some.into_iter().for_each(|lease| leases.put(lease));
+            prop_assert_eq!(leases.check(), Ok(()));
+            prop_assert_eq!(Leases::from_json(&leases.to_json().unwrap()), Ok(leases));
+        }
     }
 }

@@ -7,6 +7,7 @@
 pub mod leases;
 pub mod reclaim;
 mod replace;
+mod request;
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read};
@@ -108,6 +109,26 @@ pub fn read(root: &Root) -> Result<Leases> {
     read_file(&root.resolve(STATE_DIR).join("leases.json"))
 }
 
+/// Whether directory and lock are ours alone, as taking the lock demands ([`read`] looks at the leases themselves). What is not there yet is safe; nothing is made.
+///
+/// # Errors
+/// [`Code::StateUnsafe`] with the way out.
+pub fn check_safety(root: &Root) -> Result<()> {
+    let dir = root.resolve(STATE_DIR);
+    for (path, is_dir) in [(dir.clone(), true), (dir.join("lock"), false)] {
+        match fs::symlink_metadata(&path) {
+            Ok(found) if found.is_dir() != is_dir => {
+                let what = if is_dir { "is not a directory" } else { "is not a regular file" };
+                return Err(not_ours(&path, what));
+            }
+            Ok(found) => ours_alone(&path, &found)?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(denied("look at", &path, error)),
+        }
+    }
+    Ok(())
+}
+
 fn read_file(path: &Path) -> Result<Leases> {
     let open = OpenOptions::new().read(true).custom_flags((OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits()).open(path);
     let file = match open {
@@ -155,11 +176,15 @@ fn ours(path: &Path, file: &File) -> Result<()> {
 
 /// Checks that it belongs to us and nobody else may write to it.
 fn ours_alone(path: &Path, found: &fs::Metadata) -> Result<()> {
-    if found.uid() != nix::unistd::geteuid().as_raw() {
-        return Err(not_ours(path, &format!("belongs to uid {}", found.uid())));
+    let (us, path_text) = (nix::unistd::geteuid().as_raw(), path.display());
+    if found.uid() != us {
+        let error = not_ours(path, &format!("belongs to uid {}", found.uid()));
+        return Err(error.with_hint(format!("`chown {us} {path_text}`, once it is clear who made it")));
     }
     if found.mode() & 0o022 != 0 {
-        return Err(not_ours(path, &format!("has mode {:04o}: others may write to it", found.mode() & 0o7777)));
+        let mode = if found.is_dir() { "0700" } else { "0600" };
+        let error = not_ours(path, &format!("has mode {:04o}: others may write to it", found.mode() & 0o7777));
+        return Err(error.with_hint(format!("`chmod {mode} {path_text}`; nothing in it is used before")));
     }
     Ok(())
 }

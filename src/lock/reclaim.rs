@@ -89,6 +89,7 @@ mod tests {
             name: "vm".to_owned(),
             state,
             holds: Holds::Static(CpuSet::new()),
+            request: None,
             domain_id: None,
             cgroup: None,
             daemon,

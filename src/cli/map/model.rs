@@ -246,7 +246,8 @@ fn cell<'l>(cpu: &Cpu, topology: &Topology, holders: &[Holder<'l>], pools: &Pool
 /// What a lease has a CPU for.
 fn held_as(holder: &Holder<'_>, cpu: CpuId, topology: &Topology) -> Option<Role> {
     match &holder.lease.holds {
-        Holds::Static(_) => holder.cpus.contains(cpu).then_some(Role::Static),
+        // Who is degraded and holds CPUs all the same is pinned to them by its XML.
+        Holds::Static(_) | Holds::Degraded { .. } => holder.cpus.contains(cpu).then_some(Role::Static),
         Holds::Dedicated(_) if holder.vcpus.contains(cpu) => Some(Role::Vcpu),
         Holds::Dedicated(plan) if plan.extra.contains(cpu) => Some(Role::Extra),
         Holds::Dedicated(plan) => {

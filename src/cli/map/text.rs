@@ -211,6 +211,7 @@ mod tests {
             name: format!("vm{number}"),
             state: State::Running,
             holds,
+            request: None,
             domain_id: None,
             cgroup: None,
             daemon: None,
