@@ -86,9 +86,9 @@ impl Host {
             })
     }
 
-    /// The smallest set that would do: how many leases, and then how many CPUs.
+    /// The smallest set of up to three that would do: how many leases, and then how many CPUs.
     fn oracle(&self, leases: &[Mover<usize>], request: &Request, goal: Option<Extent>) -> Option<(usize, usize)> {
-        let sets = 1u32..1 << leases.len();
+        let sets = (1u32..1 << leases.len()).filter(|set| set.count_ones() <= 3);
         sets.filter_map(|set| {
             let (gone, rest): (Vec<_>, Vec<_>) = leases.iter().partition(|lease| {
                 let index = leases.iter().position(|other| other.id == lease.id).unwrap();
@@ -106,7 +106,7 @@ fn taken(leases: &[Mover<usize>]) -> CpuSet {
     leases.iter().fold(CpuSet::new(), |taken, lease| taken.union(&lease.cpus))
 }
 
-/// What is claimed holds, and nothing smaller would do; what takes one or two moves (or three) is found.
+/// What is claimed holds, and nothing smaller would do; what takes up to three moves is found.
 fn agree(
     host: &Host,
     leases: &[Mover<usize>],
@@ -117,7 +117,7 @@ fn agree(
     let found = moves(&host.supply(&taken), request, leases, goal);
     prop_assert_eq!(&found, &moves(&host.supply(&taken), request, leases, goal));
     let size = |moves: &Vec<Move<usize>>| (moves.len(), moves.iter().map(|one| one.from.len()).sum());
-    let expected = host.oracle(leases, request, goal).filter(|(count, _)| *count <= 3);
+    let expected = host.oracle(leases, request, goal);
     prop_assert_eq!(found.as_ref().map(size), expected, "{:?}", leases);
     let Some(found) = found else { return Ok(0) };
     // Nobody is in anybody's way, and there is room for the request in the end.
@@ -152,7 +152,7 @@ fn shapes() -> impl Strategy<Value = &'static str> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 1500, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 1000, ..ProptestConfig::default() })]
 
     #[test]
     fn room_is_made_by_the_fewest_moves(shape in shapes(), starts in starts(), vcpus in 2..6u16, policy in 0..3usize) {

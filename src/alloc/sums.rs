@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use super::Supply;
-use super::place::pieces;
+use super::pieces::pieces;
 use super::policy::{Cores, OtherThreads, Policy, Span};
 use super::request::Request;
 use crate::cpuset::{CpuId, CpuSet, NodeId};

@@ -27,7 +27,7 @@ use clap::{Parser, Subcommand};
 
 use crate::config::settings::Settings;
 use crate::cpuset::CpuSet;
-use crate::error::{Code, Error, Result};
+use crate::error::{Amount, Code, Error, Moved, Part, Result, Room};
 use crate::host::description;
 use crate::host::root::Root;
 use crate::lock;
@@ -278,7 +278,7 @@ fn error_json(error: &Error) -> String {
     serde_json::json!({ "error": error_value(error) }).to_string()
 }
 
-/// An error as JSON; `needed`, `free` and `unit` where it is about room.
+/// An error as JSON, with its numbers where it is about room; see docs/simulate.md.
 fn error_value(error: &Error) -> serde_json::Value {
     let mut value = serde_json::json!({
         "code": error.code.name(),
@@ -287,12 +287,48 @@ fn error_value(error: &Error) -> serde_json::Value {
         "hint": error.hint.as_deref().unwrap_or(error.code.advice()),
         "retry": error.code.retry(),
     });
-    if let (Some(room), Some(object)) = (error.room, value.as_object_mut()) {
-        object.insert("needed".to_owned(), room.needed.into());
-        object.insert("free".to_owned(), room.free.into());
+    let Some(object) = value.as_object_mut() else { return value };
+    if let Some(when) = &error.retry_when {
+        object.insert("retry_when".to_owned(), when.as_str().into());
+    }
+    if let Some(room) = &error.room {
+        object.insert("needed".to_owned(), room.needed.count().into());
+        object.insert("free".to_owned(), room.free.count().into());
         object.insert("unit".to_owned(), room.unit.into());
+        object.insert("room".to_owned(), room_value(room));
+        if !room.moves.is_empty() {
+            object.insert("moves".to_owned(), moves_value(&room.moves));
+        }
     }
     value
+}
+
+fn room_value(room: &Room) -> serde_json::Value {
+    let amount = |amount: Amount| match amount.cores {
+        Some(cores) => serde_json::json!({ "cores": cores, "threads": amount.threads }),
+        None => serde_json::json!({ "threads": amount.threads }),
+    };
+    let parts = |name: &str, parts: &[Part]| -> Vec<serde_json::Value> {
+        let part = |part: &Part| serde_json::json!({ name: part.id, "free": amount(part.free), "pinnable": amount(part.pinnable) });
+        parts.iter().map(part).collect()
+    };
+    let withheld = room.withheld.iter().map(|some| serde_json::json!({ "cpus": some.cpus, "why": some.why }));
+    let mut value = serde_json::json!({
+        "needed": amount(room.needed),
+        "free": amount(room.free),
+        "pinnable": amount(room.pinnable),
+        "nodes": parts("node", &room.nodes),
+        "withheld": withheld.collect::<Vec<_>>(),
+    });
+    if let Some(object) = value.as_object_mut().filter(|_| !room.llcs.is_empty()) {
+        object.insert("llcs".to_owned(), parts("llc", &room.llcs).into());
+    }
+    value
+}
+
+fn moves_value(moves: &[Moved]) -> serde_json::Value {
+    let one = |one: &Moved| serde_json::json!({ "domain": one.domain, "from": one.from, "to": one.to });
+    moves.iter().map(one).collect::<Vec<_>>().into()
 }
 
 #[cfg(test)]
