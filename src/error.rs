@@ -10,7 +10,7 @@ mod room;
 use std::error::Error as StdError;
 use std::fmt;
 
-pub use room::{Amount, Moved, Part, Room, Withheld};
+pub use room::{Amount, Moved, Part, Room, Withheld, said};
 
 /// The result of everything in the library that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -376,7 +376,7 @@ impl Error {
     /// The same lack of room with the moves that would make it.
     #[must_use]
     pub fn with_moves(mut self, moves: Vec<Moved>) -> Self {
-        self = self.with_hint(format!("moving {} would make room; or relax numa, cache or cores", room::said(&moves)));
+        self = self.with_hint(format!("moving {} would make room; or relax numa, cache or cores", said(&moves)));
         self.room.iter_mut().for_each(|room| room.moves.clone_from(&moves));
         self
     }

@@ -6,9 +6,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::measure::extra;
 use super::pieces::pieces;
 use super::plan::Plan;
-use super::policy::{OtherThreads, Span};
+use super::policy::Span;
 use super::pools::how_many_fit;
 use super::repack::Extent;
 use super::request::Request;
@@ -105,9 +106,7 @@ pub fn fit(supply: &Supply<'_>, request: &Request, given: &Plan) -> Option<Fit> 
     if per_piece == 0 || !alike {
         return None;
     }
-    let extra = usize::from(policy.emulator == OtherThreads::Isolate)
-        + usize::from(policy.iothreads == OtherThreads::Isolate && request.iothreads > 0);
-    let needs = request.dedicated().count().div_ceil(usize::from(per_piece)) + extra;
+    let needs = request.dedicated().count().div_ceil(usize::from(per_piece)) + extra(request);
     let mut domains: BTreeMap<_, usize> = BTreeMap::new();
     for cpu in all.iter().filter_map(|piece| piece.cpus.first()) {
         *domains.entry(in_one(*cpu)).or_default() += 1;

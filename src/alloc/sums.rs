@@ -8,8 +8,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use super::Supply;
+use super::measure::extra;
 use super::pieces::pieces;
-use super::policy::{Cores, OtherThreads, Policy, Span};
+use super::policy::{Cores, Policy, Span};
 use super::request::Request;
 use crate::cpuset::{CpuId, CpuSet, NodeId};
 use crate::host::LlcId;
@@ -101,15 +102,13 @@ impl Sums {
             self.terms.push((policy.clone(), Rc::clone(&terms)));
             terms
         });
-        let extra = usize::from(policy.emulator == OtherThreads::Isolate)
-            + usize::from(policy.iothreads == OtherThreads::Isolate && request.iothreads > 0);
         Party {
             within: match (policy.cache, policy.numa) {
                 (Span::Single, _) => Within::Cache,
                 (_, Span::Single) => Within::Node,
                 _ => Within::Machine,
             },
-            needs: (request.dedicated().count().div_ceil(terms.most) + extra) * terms.smallest,
+            needs: (request.dedicated().count().div_ceil(terms.most) + extra(request)) * terms.smallest,
             whole: policy.cores == Cores::Whole,
             terms,
         }

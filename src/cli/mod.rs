@@ -4,9 +4,11 @@
 //! a libvirt daemon, from the files that libvirt and the hook leave (only `sync` talks to libvirt), so nothing here hangs
 //! when libvirt does.
 
+mod advice;
 mod capacity;
 mod check;
 mod explain;
+mod failure;
 mod gather;
 mod install;
 mod lease;
@@ -27,7 +29,7 @@ use clap::{Parser, Subcommand};
 
 use crate::config::settings::Settings;
 use crate::cpuset::CpuSet;
-use crate::error::{Amount, Code, Error, Moved, Part, Result, Room};
+use crate::error::{Code, Error, Result};
 use crate::host::description;
 use crate::host::root::Root;
 use crate::lock;
@@ -65,6 +67,12 @@ enum Verb {
         /// Also say how many more VMs of so many cores and threads on each would fit, such as 4x2.
         #[arg(long = "for", value_name = "CORESxTHREADS")]
         shape: Option<String>,
+        /// Attributes of the policy of those VMs, such as numa=single; may be given several times.
+        #[arg(long, value_name = "NAME=VALUE", requires = "shape")]
+        policy: Vec<String>,
+        /// Also by last-level cache where each node has only one.
+        #[arg(long)]
+        llc: bool,
     },
     /// Draw the machine: every hardware thread, and who has it.
     Map {
@@ -98,6 +106,9 @@ enum Verb {
         /// A host by its numbers: 2s8c2t,numa=2,llc=4.
         #[arg(long, value_name = "SHAPE", conflicts_with = "host")]
         host_shape: Option<String>,
+        /// Also look for the VMs whose move would make room, or a better place. Takes its time.
+        #[arg(long)]
+        moves: bool,
     },
     /// Check the host, the configuration, the hook and the leases against reality.
     Check,
@@ -187,14 +198,14 @@ pub fn main() -> ExitCode {
                 let text = error.to_string();
                 let first = text.lines().next().unwrap_or_default();
                 let error = Error::new(Code::Usage, first.trim_start_matches("error: "));
-                let _ = io::stdout().write_all((error_json(&error) + "\n").as_bytes());
+                let _ = io::stdout().write_all((failure::json(&error) + "\n").as_bytes());
             }
             return ExitCode::from(Code::Usage.exit());
         }
     };
     let json = arguments.json;
     let answer = run(arguments).unwrap_or_else(|error| {
-        let text = if json { error_json(&error) + "\n" } else { String::new() };
+        let text = if json { failure::json(&error) + "\n" } else { String::new() };
         Answer { text, failed: Some(error) }
     });
     let mut stdout = io::stdout().lock();
@@ -224,10 +235,14 @@ fn run(arguments: Arguments) -> Result<Answer> {
     let text = match arguments.verb {
         Verb::Explain { subject } => return explain::explain(&context, &subject),
         Verb::Check => return check::check(&context),
-        Verb::Simulate { events, host_shape } => return simulate::simulate(&context, &events, host_shape.as_deref()),
+        Verb::Simulate { events, host_shape, moves } => {
+            return simulate::simulate(&context, &events, host_shape.as_deref(), moves);
+        }
         Verb::List => lease::list(&context),
         Verb::Lease { domain } => lease::lease(&context, &domain),
-        Verb::Capacity { shape } => capacity::capacity(&context, shape.as_deref()),
+        Verb::Capacity { shape, policy, llc } => {
+            capacity::capacity(&context, &capacity::Options { shape: shape.as_deref(), policy: &policy, llc })
+        }
         Verb::Map { svg } => map::map(&context, svg.as_deref()),
         Verb::Topology => topology::topology(&context),
         Verb::Transform { file } => transform::transform(&context, &file),
@@ -271,64 +286,6 @@ fn write_new(file: &Path, text: &str) -> Result<()> {
 fn to_json(value: &impl serde::Serialize) -> Result<String> {
     let text = serde_json::to_string(value);
     text.map(|text| text + "\n").map_err(|error| Error::new(Code::Internal, "cannot write JSON").because(error))
-}
-
-/// `{"error":{"code","message","causes","hint"}}`
-fn error_json(error: &Error) -> String {
-    serde_json::json!({ "error": error_value(error) }).to_string()
-}
-
-/// An error as JSON, with its numbers where it is about room; see docs/simulate.md.
-fn error_value(error: &Error) -> serde_json::Value {
-    let mut value = serde_json::json!({
-        "code": error.code.name(),
-        "message": error.message,
-        "causes": error.causes(),
-        "hint": error.hint.as_deref().unwrap_or(error.code.advice()),
-        "retry": error.code.retry(),
-    });
-    let Some(object) = value.as_object_mut() else { return value };
-    if let Some(when) = &error.retry_when {
-        object.insert("retry_when".to_owned(), when.as_str().into());
-    }
-    if let Some(room) = &error.room {
-        object.insert("needed".to_owned(), room.needed.count().into());
-        object.insert("free".to_owned(), room.free.count().into());
-        object.insert("unit".to_owned(), room.unit.into());
-        object.insert("room".to_owned(), room_value(room));
-        if !room.moves.is_empty() {
-            object.insert("moves".to_owned(), moves_value(&room.moves));
-        }
-    }
-    value
-}
-
-fn room_value(room: &Room) -> serde_json::Value {
-    let amount = |amount: Amount| match amount.cores {
-        Some(cores) => serde_json::json!({ "cores": cores, "threads": amount.threads }),
-        None => serde_json::json!({ "threads": amount.threads }),
-    };
-    let parts = |name: &str, parts: &[Part]| -> Vec<serde_json::Value> {
-        let part = |part: &Part| serde_json::json!({ name: part.id, "free": amount(part.free), "pinnable": amount(part.pinnable) });
-        parts.iter().map(part).collect()
-    };
-    let withheld = room.withheld.iter().map(|some| serde_json::json!({ "cpus": some.cpus, "why": some.why }));
-    let mut value = serde_json::json!({
-        "needed": amount(room.needed),
-        "free": amount(room.free),
-        "pinnable": amount(room.pinnable),
-        "nodes": parts("node", &room.nodes),
-        "withheld": withheld.collect::<Vec<_>>(),
-    });
-    if let Some(object) = value.as_object_mut().filter(|_| !room.llcs.is_empty()) {
-        object.insert("llcs".to_owned(), parts("llc", &room.llcs).into());
-    }
-    value
-}
-
-fn moves_value(moves: &[Moved]) -> serde_json::Value {
-    let one = |one: &Moved| serde_json::json!({ "domain": one.domain, "from": one.from, "to": one.to });
-    moves.iter().map(one).collect::<Vec<_>>().into()
 }
 
 #[cfg(test)]

@@ -118,8 +118,8 @@ fn per(parts: &[Part], never: bool) -> String {
     each.join("; ")
 }
 
-/// `"b" from CPUs 4-5 to 8-9, "c" from CPUs 6 to 10`
-pub(super) fn said(moves: &[Moved]) -> String {
+/// The moves in words: `"b" from CPUs 4-5 to 8-9 and "c" from CPUs 6 to 10`.
+pub fn said(moves: &[Moved]) -> String {
     let each = moves.iter().map(|one| format!("\"{}\" from CPUs {} to {}", one.domain, one.from, one.to));
     each.collect::<Vec<_>>().join(" and ")
 }
