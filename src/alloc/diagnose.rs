@@ -72,7 +72,7 @@ pub(super) fn refuse(supply: &Supply<'_>, request: &Request, free: &[Piece], dem
             moves: Vec::new(),
         };
         Refusal {
-            retry_when: (!never).then(|| format!("when {}{} {are} free", wanted.what, wanted.place)),
+            retry_when: (!never).then(|| format!("when {} {are} free{}", wanted.what, wanted.place)),
             room: Some(Box::new(room)),
             ..Refusal::new(code, format!("needs {}{} ({}), {found}", wanted.what, wanted.place, wanted.whom(per_piece)))
         }

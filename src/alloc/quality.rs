@@ -70,7 +70,7 @@ impl Advice {
         format!("spans {spans} where {} is possible", self.possible.llcs)
     }
 
-    /// "when enough is free on one node", for when no moves are known.
+    /// "it would be so once enough is free on one node", for when no moves are known.
     pub fn when(&self) -> String {
         let place = if self.possible.nodes < self.spans.nodes {
             (self.possible.nodes, "on", "node")
@@ -78,8 +78,8 @@ impl Advice {
             (self.possible.llcs, "in", "last-level cache")
         };
         match place {
-            (1, at, what) => format!("once enough is free {at} one {what}"),
-            (count, at, what) => format!("once enough is free {at} {count} {what}s"),
+            (1, at, what) => format!("it would be so once enough is free {at} one {what}"),
+            (count, at, what) => format!("it would be so once enough is free {at} {count} {what}s"),
         }
     }
 }

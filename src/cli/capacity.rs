@@ -100,12 +100,12 @@ pub(super) fn capacity(context: &Context, options: &Options<'_>) -> Result<Strin
     };
     line("Pinnable", &settings.pinnable, "may be handed out");
     line("Housekeeping", &pools.housekeeping, "the host, and emulator threads");
-    line("Shared", &pools.shared, "VMs without a lease may run there");
+    line("Shared", &pools.shared, "for VMs without a lease");
     line("Leased", &pools.leased, "");
     let some = [
-        ("Dedicated", &pools.dedicated, "leased; vCPUs"),
-        ("Parked", &pools.parked, "leased; siblings that nobody uses"),
-        ("Extra", &pools.extra, "leased; emulator and I/O threads"),
+        ("Dedicated", &pools.dedicated, "vCPUs of leases"),
+        ("Parked", &pools.parked, "siblings that nobody uses"),
+        ("Extra", &pools.extra, "emulator and I/O threads"),
     ];
     for (title, cpus, meaning) in some {
         if !cpus.is_empty() {
@@ -114,7 +114,7 @@ pub(super) fn capacity(context: &Context, options: &Options<'_>) -> Result<Strin
     }
     line("Free", &pools.free, "");
     let some = [
-        ("Withheld", &pools.withheld, "free, but no whole core: for cores=\"thread\" only"),
+        ("Withheld", &pools.withheld, "free, for cores=\"thread\" only"),
         ("Isolated", &pools.isolated, "by the kernel, not pinnable"),
         ("Missing", &pools.missing, "pinnable, but offline or absent"),
         ("Out of reach", &situation.out_of_reach, "pinnable, but not for the VMs' cgroup"),
