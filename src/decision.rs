@@ -4,7 +4,7 @@
 //! takes no lock, changes nothing.
 
 use crate::alloc::plan::Plan;
-use crate::alloc::policy::{Fallback, Kind, Memory, Policy};
+use crate::alloc::policy::{Fallback, Kind, Locality, Memory, Policy};
 use crate::alloc::refusal::Refusal;
 use crate::alloc::repack::{self, Extent, Mover};
 use crate::alloc::request::{GuestMemory, Pages, Request};
@@ -13,7 +13,7 @@ use crate::config::settings::Settings;
 use crate::cpuset::{CpuId, CpuSet};
 use crate::error::{Code, Error, Moved, Result, printable};
 use crate::host::root::Root;
-use crate::host::{Topology, cgroup, sysfs};
+use crate::host::{Topology, cgroup, pci, sysfs};
 use crate::lock::leases::{Holds, Lease, Leases, State};
 use crate::uuid::DomainUuid;
 use crate::xml::Domain;
@@ -69,7 +69,8 @@ impl Dedicated {
 /// where it matters: a mistake in the configuration does not stop a domain whose own XML says that it is shared.
 ///
 /// # Errors
-/// [`Code::PolicyInvalid`], [`Code::PolicyUnsupported`], [`Code::DomainInvalid`], or those of `configured`.
+/// [`Code::PolicyInvalid`], [`Code::PolicyUnsupported`], [`Code::DomainInvalid`], [`Code::HostIo`], or those of
+/// `configured`.
 pub fn wish(
     root: &Root,
     domain: &Domain<'_>,
@@ -102,6 +103,11 @@ pub fn wish(
         let size = sysfs::default_hugepage_kib(root)?;
         request.memory = size.map(|kib| GuestMemory { pages: Pages::Huge(kib), ..memory });
     }
+    if request.policy.locality == Locality::Devices {
+        for address in read::pci_devices(domain)? {
+            request.devices.extend(pci::node_of(root, address)?);
+        }
+    }
     let (pins, default_cpuset) = (read::pins(domain)?, read::default_cpuset(domain)?);
     Ok(Wish::Dedicated(Box::new(Dedicated { request, pins, default_cpuset, policy_from, settings })))
 }
@@ -123,12 +129,12 @@ pub struct Situation {
     pub pinnable: CpuSet,
     /// Pinnable CPUs outside the reach of a domain's cgroup.
     pub out_of_reach: CpuSet,
-    /// What others have: leased, or in use by their emulator and I/O threads.
+    /// What others have: leased, or in use by their emulator, I/O and shared vCPU threads.
     pub taken: CpuSet,
     /// For the host itself and emulator threads: online, in reach, neither pinnable nor leased nor isolated by the kernel
     /// (an isolated CPU that is not pinnable was set aside for something else).
     pub housekeeping: CpuSet,
-    /// Others' emulator and I/O threads on CPUs that have become pinnable since they started: (domain, CPUs).
+    /// Others' threads without CPUs of their own, on CPUs that have become pinnable since they started: (domain, CPUs).
     seats: Vec<(String, CpuSet)>,
 }
 
@@ -167,7 +173,7 @@ impl Situation {
         }
         let seats = others().filter_map(|lease| {
             let plan = lease.plan()?;
-            let cpus = plan.emulator.union(&plan.iothreads).intersection(&self.pinnable).difference(&plan.exclusive());
+            let cpus = plan.allowed().intersection(&self.pinnable).difference(&plan.exclusive());
             (!cpus.is_empty()).then(|| (lease.name.clone(), cpus))
         });
         self.seats = seats.collect();
@@ -261,8 +267,8 @@ impl Situation {
         let error = Error::from(refusal);
         match self.seats.first() {
             Some((name, cpus)) if matches!(error.code, Code::Shortage | Code::NeedsRepack) => error.because(format!(
-                "CPUs {cpus} have become pinnable while \"{}\" has emulator or I/O threads there: they are free once it has \
-                 been started anew",
+                "CPUs {cpus} have become pinnable while \"{}\" has shared threads there: they are free once it has been \
+                 started anew",
                 printable(name)
             )),
             _ => error,
@@ -357,5 +363,37 @@ pub fn about(error: Error, name: &str, leases: Option<(&Leases, Option<DomainUui
             error.with_hint(hint)
         }
         None => error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpuset::NodeId;
+    use crate::host::description;
+
+    #[test]
+    fn the_nodes_of_devices_are_looked_up_where_they_matter() {
+        let machine =
+            "/sys/bus/pci/devices/0000:65:00.0/numa_node\t1\n/sys/bus/pci/devices/0000:66:00.0/numa_node\t-1\n";
+        let root = description::parse(machine).unwrap();
+        let hostdev = |bus: &&str| format!("<hostdev type='pci'><source><address bus='{bus}'/></source></hostdev>");
+        let nodes = |locality: &str, buses: &[&str]| {
+            let devices: String = buses.iter().map(hostdev).collect();
+            let text = format!(
+                "<domain><name>vm</name><metadata><p:cpu xmlns:p='urn:virt-pin:domain:1' policy='dedicated' \
+                 locality='{locality}'/></metadata><devices>{devices}</devices></domain>"
+            );
+            let domain = Domain::parse(&text).unwrap();
+            let identity = read::identity(&domain).unwrap();
+            match wish(&root, &domain, &identity, &|| Settings::read(&root))? {
+                Wish::Dedicated(wish) => Ok(wish.request.devices.into_iter().collect::<Vec<NodeId>>()),
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(nodes("devices", &["0x65", "0x66", "0x67"]).unwrap(), [NodeId(1)]);
+        assert_eq!(nodes("none", &["0x65", "junk"]).unwrap(), []);
+        let error: Error = nodes("devices", &["junk"]).unwrap_err();
+        assert_eq!(error.code, Code::DomainInvalid);
     }
 }

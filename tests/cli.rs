@@ -76,6 +76,13 @@ fn list() {
     let titles = " Name   State   Kind   vCPUs   Node   Parked   Emulator   CPUs\n";
     assert_eq!(empty.cli(&["list"]).printed(), format!("{titles}{}\n", "-".repeat(titles.len())));
     assert_eq!(empty.cli(&["--json", "list"]).printed(), "{\"leases\":[]}\n");
+    // Scattered CPUs: every other core is pinnable, the rest is the emulator's.
+    let wide = Machine::shaped(Shape(2, 128, 2), "2-255:1/2,258-511:1/2");
+    wide.prepare(&Vm::new(1, 30).with("threads-per-core='1'").named("web-12"));
+    let text = wide.cli(&["list"]).printed();
+    assert!(text.lines().count() == 3 && text.lines().all(|line| line.chars().count() <= 80), "{text}");
+    assert!(text.contains("   30      ") && text.contains(",...") && text.contains("\n web-12   "), "{text}");
+    assert_eq!(wide.json(&["list"])["leases"][0]["parked"].as_str().unwrap().split(',').count(), 30);
 }
 
 #[test]

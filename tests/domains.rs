@@ -18,9 +18,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-use virt_pin::alloc::plan::{GuestTopology, Plan};
+use virt_pin::alloc::plan::{GuestTopology, PlacedCell, Plan};
 use virt_pin::alloc::policy::Policy;
-use virt_pin::cpuset::{CpuId, CpuSet};
+use virt_pin::alloc::request::Request;
+use virt_pin::cpuset::{CpuId, CpuSet, NodeId};
 use virt_pin::error::{Code, Result};
 use virt_pin::xml::pin::Scope;
 use virt_pin::xml::{Domain, read, text_of};
@@ -37,12 +38,28 @@ fn documents(directory: &str) -> Vec<PathBuf> {
     paths
 }
 
-/// vCPU i on CPU i + 4, in two threads a core where that works.
-fn plan_for(vcpus: u16) -> Plan {
+/// vCPU i on CPU i + 4, in two threads a core where that works; the cells of the document, or two, each on a node.
+fn plan_for(request: &Request) -> Plan {
+    let vcpus = request.vcpus;
     let threads = if vcpus % 2 == 0 { 2 } else { 1 };
     let housekeeping: CpuSet = (0..4).map(CpuId).collect();
     let guest = Some(GuestTopology { sockets: 1, dies: 1, cores: vcpus / threads, threads });
-    Plan { guest, ..Plan::new((4..4 + vcpus).map(CpuId), housekeeping) }
+    let half = |vcpus: std::ops::Range<u16>, bytes| (vcpus.map(CpuId).collect(), bytes);
+    let cells: Vec<(CpuSet, u64)> = match request.memory {
+        Some(memory) if request.cells.is_empty() => {
+            let first = memory.bytes / 2048 * 1024;
+            vec![half(0..vcpus / 2, first), half(vcpus / 2..vcpus, memory.bytes - first)]
+        }
+        _ => request.cells.iter().map(|cell| (cell.vcpus.clone(), cell.bytes)).collect(),
+    };
+    let cells = (0..).zip(cells).map(|(node, (vcpus, bytes))| PlacedCell {
+        vcpus,
+        bytes: Some(bytes),
+        node: Some(NodeId(node)),
+    });
+    let cells: Vec<_> = cells.collect();
+    let memory_nodes = Some(cells.iter().filter_map(|cell| cell.node).collect());
+    Plan { guest, cells, memory_nodes, ..Plan::new((4..4 + vcpus).map(CpuId), housekeeping) }
 }
 
 fn rewritten(bytes: Vec<u8>) -> Result<String> {
@@ -50,9 +67,16 @@ fn rewritten(bytes: Vec<u8>) -> Result<String> {
     let domain = Domain::parse(&text)?;
     read::policy_attributes(&domain)?;
     let request = read::request(&domain, Policy::default())?;
-    let plan = plan_for(request.vcpus);
+    read::pci_devices(&domain)?;
+    let plan = plan_for(&request);
     invariants::rewritten(&text, &plan, Scope::PlacementOnly)?;
-    invariants::rewritten(&text, &plan, Scope::Everything)
+    let out = invariants::rewritten(&text, &plan, Scope::Everything)?;
+    // A scheduler of another kind is a contradiction, which stays.
+    let realtime = Request { policy: Policy { realtime: true, ..Policy::default() }, ..request };
+    match invariants::made_realtime(&out, &realtime) {
+        Err(error) if error.code == Code::PolicyInvalid => Ok(out),
+        made => made,
+    }
 }
 
 #[test]

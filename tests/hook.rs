@@ -318,6 +318,30 @@ fn pins_of_a_domain_that_does_without() {
     machine.event(&Vm::new(2, 2), "prepare begin").refused(Code::Shortage);
 }
 
+/// A vCPU without a CPU of its own is `null` in the file, and stays in its place.
+#[test]
+fn a_partly_dedicated_domain() {
+    let machine = Machine::new("2-3,10-11");
+    let vm = Vm::new(1, 3).with("dedicated-vcpus='0,2'");
+    machine.prepare(&vm);
+    let lease = &machine.leased()[0];
+    let (vcpus, shared) = (&lease["vcpus"], lease["shared"].as_str().unwrap());
+    assert_eq!((vcpus, shared), (&serde_json::json!([2, null, 10]), "0-1,4-9,12-15"));
+    machine.qemu(&vm, 700, &[2, 0, 10], shared);
+    machine.event(&vm, "started begin").silent();
+    assert_eq!((&machine.leased()[0]["vcpus"], &machine.leased()[0]["state"]), (vcpus, &"running".into()));
+    let text = machine.cli(&["lease", "vm1"]).printed();
+    assert!(text.contains(&format!("vCPU 1:         shared CPUs {shared}\n")), "{text}");
+    // Its shared vCPU is on CPUs that become pinnable: they are nobody's own while it runs.
+    let machine = Machine::new("2-5,10-13");
+    machine.prepare(&vm.with("dedicated-vcpus='0,2' emulator='isolate' iothreads='isolate'"));
+    machine.pinnable("2-6,10-14");
+    machine.prepare(&Vm::new(2, 4));
+    let run = machine.event(&Vm::new(3, 2), "prepare begin");
+    run.refused(Code::Shortage);
+    assert!(run.stderr.contains("CPUs 6,14 have become pinnable while \"vm1\" has shared threads"), "{}", run.stderr);
+}
+
 /// leases.json as version 1 had it, with a domain that runs and one that is being started.
 #[test]
 fn an_upgrade_under_running_domains() {
@@ -473,6 +497,29 @@ fn errors_in_the_policy_name_what_is_accepted() {
         machine.event(&vm, "prepare begin").refused(Code::PolicyInvalid);
     }
     assert!(machine.everything() == before);
+}
+
+#[test]
+fn a_realtime_domain_brings_what_it_needs() {
+    let machine = machine();
+    let bare = Vm::new(1, 2).with("realtime='yes'");
+    let lacks = "domain \"vm1\": policy realtime=\"yes\": its XML lacks <vcpusched vcpus=\"0-1\" scheduler=\"fifo\" \
+                 priority=\"1\"/> in <cputune> and <locked/> in <memoryBacking>";
+    let before = machine.everything();
+    for event in ["prepare begin", "migrate begin"] {
+        let run = machine.event(&bare, event);
+        assert_eq!(run.refused(Code::PolicyInvalid), lacks);
+        assert!(run.stderr.contains("virt-pin transform"), "{}", run.stderr);
+    }
+    machine.event(&bare, "restore begin").reported(Code::PolicyInvalid);
+    let explained = machine.cli_with(&["explain", "-"], bare.xml());
+    assert_eq!(explained.complaint(Code::PolicyInvalid), lacks);
+    assert!(machine.everything() == before);
+
+    let xml = machine.cli_with(&["transform"], bare.xml()).printed();
+    assert_eq!(machine.cli_with(&["transform"], &xml).printed(), xml, "a second time changes nothing");
+    let printed = machine.hook(&["vm1", "prepare", "begin", "-"], &xml).printed();
+    assert!(printed.contains("<vcpusched vcpus='0-1' scheduler='fifo' priority='1'/>"), "{printed}");
 }
 
 #[test]

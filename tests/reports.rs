@@ -199,7 +199,7 @@ fn a_grown_allowlist_gives_nobodys_seat_away() {
     machine.pinnable("2-3,10-11");
     let refused = machine.event(&second, "prepare begin");
     refused.refused(Code::Shortage);
-    let because = "  because: CPUs 3,11 have become pinnable while \"vm1\" has emulator or I/O threads there: they are free \
+    let because = "  because: CPUs 3,11 have become pinnable while \"vm1\" has shared threads there: they are free \
                    once it has been started anew\n";
     assert!(refused.stderr.contains(because), "{}", refused.stderr);
     let capacity = machine.json(&["capacity"]);

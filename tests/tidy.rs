@@ -25,7 +25,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("uuid", &[]),
     ("host", &["cpuset", "error"]),
     ("alloc", &["cpuset", "error", "host"]),
-    ("xml", &["alloc", "cpuset", "error", "uuid"]),
+    ("xml", &["alloc", "cpuset", "error", "host", "uuid"]),
     ("config", &["alloc", "cpuset", "error", "host", "uuid"]),
     ("lock", &["alloc", "cpuset", "error", "host", "uuid"]),
     ("enforce", &["alloc", "cpuset", "error", "host"]),
@@ -43,6 +43,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
 const ONLY: &[(&str, &str, &[&str])] = &[
     // The topology as a value; nothing that reads the machine.
     ("alloc", "host", &["Topology", "CoreId", "LlcId", "CoreClass", "Cpu", "Node", "HugePages", "Core"]),
+    ("xml", "host", &["PciAddress"]),
     ("lock", "alloc", &["plan", "policy", "request"]),
     ("config", "alloc", &["policy"]),
     ("config", "host", &["root"]),

@@ -1,9 +1,11 @@
 //! Golden pairs: `tests/xml/<case>/in.xml` and `plan.txt` give `out.xml` or `refusal.txt`.
 //!
-//! `plan.txt` has one `key value` a line: `vcpus` (a CPU for each), `emulator`, `iothreads` (CPU lists), `guest` (sockets
-//! dies cores threads; without it the topology is left alone), `scope placement-only`, and `schema refuses` or `libvirt
-//! refuses` where the *input* is not to the liking of libvirt's schema or of libvirt: both are asked where they are
-//! installed, and what they accept as input they must accept as output. `UPDATE=1 cargo test --test xml` writes the
+//! `plan.txt` has one `key value` a line: `vcpus` (a CPU for each, `-` for one that runs on the `shared` CPUs), `shared`,
+//! `emulator`, `iothreads` (CPU lists), `guest` (sockets dies cores threads; without it the topology is left alone),
+//! `memory-nodes` (a list), for each NUMA cell a `cell` (vCPUs, KiB and node, `-` for none), `scope placement-only`,
+//! `realtime yes` (what such a domain lacks is written as well), and `schema refuses` or `libvirt refuses` where the *input*
+//! is not to the liking of libvirt's schema or of libvirt: both are asked where they are installed, and what they accept as
+//! input they must accept as output. `UPDATE=1 cargo test --test xml` writes the
 //! outcomes anew; read the difference before committing it.
 #![allow(
     clippy::tests_outside_test_module,
@@ -22,8 +24,10 @@ use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
-use virt_pin::alloc::plan::{GuestTopology, Plan};
-use virt_pin::cpuset::{CpuId, CpuSet};
+use virt_pin::alloc::plan::{GuestTopology, PlacedCell, Plan};
+use virt_pin::alloc::policy::{Kind, Policy};
+use virt_pin::alloc::request::Request;
+use virt_pin::cpuset::{CpuId, CpuSet, NodeId};
 use virt_pin::error::Result;
 use virt_pin::xml::pin::Scope;
 use virt_pin::xml::text_of;
@@ -31,6 +35,7 @@ use virt_pin::xml::text_of;
 struct Case {
     plan: Plan,
     scope: Scope,
+    realtime: bool,
     schema_refuses: bool,
     libvirt_refuses: bool,
 }
@@ -39,14 +44,30 @@ fn parse_case(text: &str) -> Case {
     let mut case = Case {
         plan: Plan::new([], CpuSet::new()),
         scope: Scope::Everything,
+        realtime: false,
         schema_refuses: false,
         libvirt_refuses: false,
     };
     for line in text.lines() {
         let (key, value) = line.split_once(' ').unwrap();
         let numbers = || value.split(' ').map(|number| number.parse::<u16>().unwrap());
+        let cpu = |cpu: &str| (cpu != "-").then(|| CpuId(cpu.parse().unwrap()));
         match (key, value) {
-            ("vcpus", _) => case.plan.vcpus = numbers().map(|cpu| Some(CpuId(cpu))).collect(),
+            ("vcpus", _) => case.plan.vcpus = value.split(' ').map(cpu).collect(),
+            ("shared", _) => case.plan.shared = CpuSet::parse_kernel_list(value).unwrap(),
+            ("memory-nodes", _) => {
+                let nodes = CpuSet::parse_kernel_list(value).unwrap();
+                case.plan.memory_nodes = Some(nodes.iter().map(|node| NodeId(node.0)).collect());
+            }
+            ("cell", _) => {
+                let [vcpus, kib, node] = value.split(' ').collect::<Vec<_>>().try_into().unwrap();
+                case.plan.cells.push(PlacedCell {
+                    vcpus: CpuSet::parse_kernel_list(vcpus.trim_matches('-')).unwrap(),
+                    bytes: (kib != "-").then(|| kib.parse::<u64>().unwrap() * 1024),
+                    node: (node != "-").then(|| NodeId(node.parse().unwrap())),
+                });
+            }
+            ("realtime", "yes") => case.realtime = true,
             ("emulator", _) => case.plan.emulator = CpuSet::parse_kernel_list(value).unwrap(),
             ("iothreads", _) => case.plan.iothreads = CpuSet::parse_kernel_list(value).unwrap(),
             ("guest", _) => {
@@ -63,7 +84,14 @@ fn parse_case(text: &str) -> Case {
 }
 
 fn rewritten(input: Vec<u8>, case: &Case) -> Result<String> {
-    invariants::rewritten(&text_of(input)?, &case.plan, case.scope)
+    let out = invariants::rewritten(&text_of(input)?, &case.plan, case.scope)?;
+    if !case.realtime {
+        return Ok(out);
+    }
+    let vcpus = (0..).zip(&case.plan.vcpus).filter(|(_, own)| own.is_some()).map(|(vcpu, _)| CpuId(vcpu));
+    let dedicated_vcpus = Some(vcpus.collect());
+    let policy = Policy { kind: Kind::Dedicated, realtime: true, dedicated_vcpus, ..Policy::default() };
+    invariants::made_realtime(&out, &Request::new(case.plan.vcpus.len().try_into().unwrap(), policy))
 }
 
 fn cases() -> Vec<PathBuf> {

@@ -18,9 +18,10 @@ use std::path::Path;
 
 use proptest::prelude::*;
 use proptest::sample::select;
-use virt_pin::alloc::plan::{GuestTopology, Plan};
+use virt_pin::alloc::plan::{GuestTopology, PlacedCell, Plan};
 use virt_pin::alloc::policy::Policy;
-use virt_pin::cpuset::{CpuId, CpuSet};
+use virt_pin::alloc::request::Request;
+use virt_pin::cpuset::{CpuId, CpuSet, NodeId};
 use virt_pin::error::Code;
 use virt_pin::xml::pin::Scope;
 use virt_pin::xml::{Domain, read, text_of};
@@ -69,6 +70,8 @@ fn pin() -> BoxedStrategy<String> {
             "<shares>2048</shares>",
             "<global_quota>-1</global_quota>",
             "<vcpusched vcpus='0' scheduler='fifo' priority='1'/>",
+            "<vcpusched vcpus=\"1\" scheduler=\"rr\" priority=\"2\"></vcpusched>",
+            "<emulatorsched scheduler='batch'/>",
             "<cachetune vcpus='0'><vcpupin vcpu='0' cpuset='9'/></cachetune>",
             "<!-- <vcpupin vcpu='0' cpuset='9'/> -->",
             "<?vcpupin vcpu='0'?>",
@@ -113,6 +116,20 @@ fn topology() -> BoxedStrategy<String> {
     )
 }
 
+fn numa() -> BoxedStrategy<String> {
+    let size = || any_of(&[" memory='524288'", " memory=\"1\" unit='MB'", " unit='b' memory='1025'", " memory='0'"]);
+    let ids = select(vec![["", ""], [" id='0'", " id='1'"], ["\tid='1'", " id=\"0\""]]);
+    let vcpus = (any_of(&["", " cpus='0'"]), any_of(&["", " cpus='1'", " cpus='1-9'"]));
+    prop_oneof![
+        1 => empty(any_of(&["numa"])),
+        2 => empty(size().prop_map(|size| format!("cell{size}")).boxed()).prop_map(|cell| format!("<numa>{cell}</numa>")),
+        4 => (ids, vcpus, size(), size()).prop_map(|(ids, vcpus, first, second)| {
+            format!("<numa>\n<cell{}{}{first}/><cell{}{}{second}/>\n</numa>", ids[0], vcpus.0, ids[1], vcpus.1)
+        }),
+    ]
+    .boxed()
+}
+
 fn root_child() -> BoxedStrategy<String> {
     let vcpu_attributes = (
         prop::option::of(attribute("placement", any_of(&["static", "auto"]))),
@@ -125,8 +142,8 @@ fn root_child() -> BoxedStrategy<String> {
             format!("<vcpu{attributes}>{count}</vcpu>")
         },
     );
-    let cpu_child =
-        prop_oneof![topology(), any_of(&["<model>EPYC</model>", "<feature name='x' policy='disable'/>", "<numa/>"])];
+    let others = ["<model>EPYC</model>", "<feature name='x' policy='disable'/>", "<x:numa xmlns:x='urn:x'/>"];
+    let cpu_child = prop_oneof![3 => topology(), 3 => any_of(&others), 2 => numa()];
     prop_oneof![
         3 => vcpu,
         3 => parent("cputune", pin(), 0..7),
@@ -135,12 +152,13 @@ fn root_child() -> BoxedStrategy<String> {
         1 => empty(any_of(&["cpu", "cpu mode=\"host-model\""])),
         2 => any_of(&["<iothreads>2</iothreads>", "<iothreads> +1</iothreads>", "<iothreads/>"]),
         1 => any_of(&["<iothreadids><iothread id='3'/></iothreadids>", "<iothreadids/>"]),
+        3 => any_of(&["<memory unit='KiB'>1048576</memory>", "<memory unit='b'>1048577</memory>", "<memory/>"]),
+        1 => any_of(&["<memoryBacking><hugepages/></memoryBacking>", "<memoryBacking/>", "<memoryBacking> <locked/> </memoryBacking>"]),
+        1 => any_of(&["<numatune><memory mode='strict' nodeset='0'/></numatune>", "<numatune/>"]),
         3 => any_of(&[
-            "<memory unit='KiB'>1048576</memory>",
-            "<memoryBacking><hugepages/></memoryBacking>",
-            "<numatune><memory mode='strict' nodeset='0'/></numatune>",
             "<os><type>hvm</type></os>",
             "<devices><vcpu>9</vcpu></devices>",
+            "<devices><memory model='dimm'><target><size>1</size></target></memory></devices>",
             "<metadata><x:a xmlns:x='urn:x'><cputune><vcpupin vcpu='0' cpuset='9'/></cputune></x:a></metadata>",
             "<x:cputune xmlns:x='urn:x'/>",
             "<cputune xmlns='urn:x'><vcpupin vcpu='0' cpuset='9'/></cputune>",
@@ -165,18 +183,49 @@ fn document() -> impl Strategy<Value = String> {
         .prop_map(|(prologue, root, newline)| format!("{prologue}{root}\n").replace('\n', &newline))
 }
 
-/// A plan for as many vCPUs as the document has.
-fn plan(vcpus: u16, seed: u16) -> Plan {
+/// A plan for what the document asks for.
+fn plan(request: &Request, seed: u16) -> Plan {
+    let vcpus = request.vcpus;
     let set = |cpus: &[u16]| cpus.iter().map(|cpu| CpuId(*cpu)).collect::<CpuSet>();
     let threads = if seed % 2 == 0 && vcpus % 2 == 0 { 2 } else { 1 };
     let guest = GuestTopology { sockets: 1, dies: 1, cores: vcpus / threads, threads };
     let guest = if seed % 5 == 0 { GuestTopology { sockets: 1, dies: guest.cores, cores: 1, threads } } else { guest };
     let order = (0..vcpus).map(|vcpu| CpuId((vcpu * 5 + seed) % 64));
+    let mixed = seed % 6 == 5;
+    let own = |(vcpu, cpu)| Some(cpu).filter(|_| !mixed || vcpu % 2 == 0);
+    let node = |id: usize| Some(NodeId(u16::try_from(id).unwrap() % 3 + 1)).filter(|_| seed % 13 != 0);
     Plan {
+        vcpus: order.clone().enumerate().map(own).collect(),
+        shared: if mixed { set(&[73]) } else { CpuSet::new() },
+        memory_nodes: Some([NodeId(1), NodeId(2), NodeId(3)].into()).filter(|_| seed % 4 != 0),
+        cells: cells(request, seed)
+            .into_iter()
+            .enumerate()
+            .map(|(id, (vcpus, bytes))| PlacedCell { vcpus, bytes, node: node(id) })
+            .collect(),
         iothreads: set(&[seed % 4, 71, 72]),
         guest: Some(guest).filter(|_| seed % 7 != 0),
         ..Plan::new(order, set(&[seed % 3, 70]))
     }
+}
+
+/// The document's own cells, or some to make: vCPUs and bytes.
+fn cells(request: &Request, seed: u16) -> Vec<(CpuSet, Option<u64>)> {
+    if !request.cells.is_empty() || seed % 3 == 0 {
+        return request.cells.iter().map(|cell| (cell.vcpus.clone(), Some(cell.bytes))).collect();
+    }
+    let middle = request.vcpus / 2;
+    let bytes = request.memory.filter(|_| seed % 17 != 0).map(|memory| memory.bytes);
+    let first = bytes.map(|bytes| bytes / 3 / 1024 * 1024);
+    let rest = bytes.zip(first).map(|(bytes, first)| bytes - first);
+    let set = |vcpus: std::ops::Range<u16>| vcpus.map(CpuId).collect::<CpuSet>();
+    vec![(set(0..middle), first), (set(middle..request.vcpus), rest)]
+}
+
+/// A realtime policy that gives CPUs to the same vCPUs as the plan.
+fn realtime(plan: &Plan) -> Policy {
+    let vcpus = (0..).zip(&plan.vcpus).filter(|(_, own)| own.is_some()).map(|(vcpu, _)| CpuId(vcpu));
+    Policy { realtime: true, dedicated_vcpus: Some(vcpus.collect()), ..Policy::default() }
 }
 
 /// Rewrites, unless the document is refused as invalid; says which.
@@ -191,7 +240,14 @@ fn holds(text: &str, seed: u16, scope: Scope) -> bool {
     };
     match read::request(&domain, Policy::default()) {
         Ok(request) if request.vcpus <= 64 => {
-            invariants::rewritten(text, &plan(request.vcpus, seed), scope).map_err(refused).is_ok()
+            let plan = plan(&request, seed);
+            let out = invariants::rewritten(text, &plan, scope).map_err(refused);
+            if let Ok(out) = &out {
+                let realtime = Request { policy: realtime(&plan), ..request };
+                let made = invariants::made_realtime(out, &realtime);
+                made.map_err(|error| assert!(matches!(error.code, Code::DomainInvalid | Code::PolicyInvalid))).ok();
+            }
+            out.is_ok()
         }
         Ok(_) => false,
         Err(error) => {

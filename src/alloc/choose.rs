@@ -21,7 +21,10 @@ const MAX_NODE_SETS: usize = 256;
 const MAX_VISITS: usize = 100_000;
 
 /// How often a group of vCPUs is seated on a node in trial.
-const MAX_SEATS: usize = 20_000;
+const MAX_SEATS: usize = 2_000;
+
+/// The most groups for which seats are tried out.
+const MAX_SEATED: usize = 16;
 
 /// Something handed out as one: a whole core, or a single thread.
 #[derive(Clone, Debug)]
@@ -168,46 +171,64 @@ impl Search<'_> {
             groups => {
                 let mut nodes: BTreeMap<Option<NodeId>, Vec<&Piece>> = BTreeMap::new();
                 inside.iter().for_each(|piece| nodes.entry(piece.node).or_default().push(piece));
-                let nodes = nodes.into_values().map(|pieces| Seats::new(pieces, groups)).collect();
+                let mut nodes: Vec<_> = nodes.into_values().map(Seats::new).collect();
                 // The largest first: they have the fewest nodes to go to.
                 let mut order: Vec<usize> = (0..groups.len()).collect();
                 order.sort_by_key(|&group| Reverse(groups.get(group)));
+                if groups.len() > MAX_SEATED {
+                    return self.seat_tightly(nodes, &order);
+                }
                 let mut found = Vec::new();
-                self.seat(nodes, &order, &mut found);
+                self.seat(&mut nodes, &order, &mut found);
                 self.best(found)
             }
         }
     }
 
-    /// Step 5: the groups to come, in every way, onto the nodes; the choices go to `found`.
-    fn seat<'a>(&self, nodes: Vec<Seats<'a>>, order: &[usize], found: &mut Vec<Choice<'a>>) {
+    /// Step 5: the groups to come, in every way, onto the nodes; the choices go to `found`. Beyond [`MAX_SEATED`] groups, or
+    /// once the steps are used up, each goes to the tightest node only.
+    fn seat<'a>(&self, nodes: &mut Vec<Seats<'a>>, order: &[usize], found: &mut Vec<Choice<'a>>) {
         let Some((&group, rest)) = order.split_first() else {
             // With a node left over, it is a matter of fewer nodes.
             if nodes.iter().all(|node| !node.groups.is_empty()) {
-                found.extend(self.on_their_nodes(&nodes));
+                found.extend(self.on_their_nodes(nodes));
             }
             return;
         };
         let vcpus = self.demand.groups.get(group).copied().unwrap_or(0);
-        let alone = self.demand.numa == Span::Spread;
-        let fits = |node: &Seats<'_>| node.holds(vcpus) && (!alone || node.groups.is_empty());
-        // The tightest first: what is found first is good where the bound cuts the rest.
-        let mut candidates: Vec<usize> = (0..nodes.len()).filter(|&at| nodes.get(at).is_some_and(fits)).collect();
-        candidates.sort_by_key(|&at| nodes.get(at).map(|node| node.vcpus_left));
-        for at in candidates {
+        for at in self.candidates(nodes, vcpus) {
+            let Some(before) = nodes.get(at).map(Seats::room) else { continue };
+            nodes.iter_mut().skip(at).take(1).for_each(|node| node.take(group, vcpus));
+            self.seat(nodes, rest, found);
+            nodes.iter_mut().skip(at).take(1).for_each(|node| node.give_back(before));
             let Some(left) = self.seats.get().checked_sub(1) else { return };
             self.seats.set(left);
-            let mut nodes = nodes.clone();
-            if let Some(node) = nodes.get_mut(at) {
-                node.take(group, vcpus);
-            }
-            self.seat(nodes, rest, found);
         }
+    }
+
+    /// As [`Search::seat`], each group to the tightest node that holds it.
+    fn seat_tightly<'a>(&self, mut nodes: Vec<Seats<'a>>, order: &[usize]) -> Option<Choice<'a>> {
+        for &group in order {
+            let vcpus = self.demand.groups.get(group).copied()?;
+            let at = *self.candidates(&nodes, vcpus).first()?;
+            nodes.get_mut(at)?.take(group, vcpus);
+        }
+        nodes.retain(|node| !node.groups.is_empty());
+        self.on_their_nodes(&nodes)
+    }
+
+    /// The nodes that hold so many vCPUs, the tightest first: what is found first is good where the bound cuts the rest.
+    fn candidates(&self, nodes: &[Seats<'_>], vcpus: u32) -> Vec<usize> {
+        let alone = self.demand.numa == Span::Spread;
+        let fits = |node: &Seats<'_>| node.holds(vcpus) && (!alone || node.groups.is_empty());
+        let mut candidates: Vec<usize> = (0..nodes.len()).filter(|&at| nodes.get(at).is_some_and(fits)).collect();
+        candidates.sort_by_key(|&at| nodes.get(at).map(|node| node.vcpus_left));
+        candidates
     }
 
     /// Each node's groups in its caches; the extra pieces where that is best.
     fn on_their_nodes<'a>(&self, nodes: &[Seats<'a>]) -> Option<Choice<'a>> {
-        let hosts = if self.demand.extra == 0 { 0..1 } else { 0..nodes.len() };
+        let hosts = if self.demand.extra == 0 { 0..1 } else { 0..nodes.len().min(MAX_SEATED) };
         let choices = hosts.filter_map(|host| {
             let mut all = Choice { groups: vec![Vec::new(); self.demand.groups.len()], extra: Vec::new() };
             for (at, node) in nodes.iter().enumerate() {
@@ -258,7 +279,6 @@ impl Search<'_> {
 }
 
 /// One node while groups are seated on it in trial.
-#[derive(Clone)]
 struct Seats<'a> {
     pieces: Vec<&'a Piece>,
     vcpus_left: u32,
@@ -268,11 +288,21 @@ struct Seats<'a> {
 }
 
 impl<'a> Seats<'a> {
-    fn new(pieces: Vec<&'a Piece>, groups: &[u32]) -> Seats<'a> {
+    fn new(pieces: Vec<&'a Piece>) -> Seats<'a> {
         let vcpus_left = pieces.iter().map(|piece| u32::from(piece.vcpus)).sum();
         let largest = pieces.iter().map(|piece| piece.vcpus).max().unwrap_or(0);
         let pieces_left = pieces.iter().filter(|piece| piece.vcpus > 0).count();
-        Seats { pieces, vcpus_left, pieces_left, largest, groups: Vec::with_capacity(groups.len()) }
+        Seats { pieces, vcpus_left, pieces_left, largest, groups: Vec::new() }
+    }
+
+    fn room(&self) -> (u32, usize) {
+        (self.vcpus_left, self.pieces_left)
+    }
+
+    /// Undoes the last [`Seats::take`].
+    fn give_back(&mut self, room: (u32, usize)) {
+        (self.vcpus_left, self.pieces_left) = room;
+        self.groups.pop();
     }
 
     /// The fewest pieces that the group takes.

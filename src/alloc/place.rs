@@ -66,9 +66,7 @@ pub(super) fn place(supply: &Supply<'_>, request: &Request, steps: Steps<'_>) ->
     let room = |nodes: &[BTreeSet<NodeId>]| has_room(supply.topology, request, &groups, nodes);
     let room = request.memory.is_some().then_some(&room as Room<'_>);
     let Some(choice) = by_class(&pieces, request, &demand, room) else {
-        let refusal = refuse(supply, request, &pieces, &demand);
-        steps(format_args!("refused: {}: {}", refusal.code, refusal.reason));
-        return Err(refusal);
+        return Err(refuse(supply, request, &pieces, &demand));
     };
     let plan = order(supply, request, &groups, &choice);
     let order: Vec<_> = plan.vcpus.iter().flatten().map(ToString::to_string).collect();

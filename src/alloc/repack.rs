@@ -6,7 +6,7 @@
 //! 3. *Plans.* What is left is really planned, every lease of the set taken away: first the request, then the leases, the
 //!    most constrained first; and the other orders, as far as they differ.
 //!
-//! The answer is a smallest set, or none: where the bounds ([`MAX_SETS`], [`MAX_PLANS`]; steps, never time) end the search,
+//! The answer is a smallest set, or none: where the bounds (`MAX_SETS`, `MAX_PLANS`; steps, never time) end the search,
 //! nothing is claimed. A moved guest is asked to find its memory beside what it uses now, so a claim is never too bold.
 //! Nothing is moved here.
 

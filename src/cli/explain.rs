@@ -14,7 +14,7 @@ use crate::error::{Error, Result, counted, printable};
 use crate::lock::leases::{Holds, Lease, Leases};
 use crate::uuid::DomainUuid;
 use crate::xml::read::Identity;
-use crate::xml::{Domain, read};
+use crate::xml::{Domain, read, realtime};
 
 /// The answer, in JSON as it stands.
 #[derive(Serialize)]
@@ -161,7 +161,9 @@ fn dedicated(
     }
     let existing = lease.and_then(Lease::plan);
     let situation = situation.beside(&leases, identity.uuid);
-    let refusal = match situation.plan(wish, existing, false, &mut |step| steps.push(step.to_string())) {
+    let planned = realtime::check(domain, &wish.request)
+        .and_then(|()| situation.plan(wish, existing, false, &mut |step| steps.push(step.to_string())));
+    let refusal = match planned {
         Ok(plan) => {
             view.held = existing == Some(&plan);
             view.tells_otherwise = plan.guest.is_some() && plan.guest != read::topology(domain)?;
@@ -171,10 +173,6 @@ fn dedicated(
         }
         Err(refusal) => refusal,
     };
-    // The refusal has the last word, here or as the error.
-    if steps.last().is_some_and(|step| step.starts_with("refused: ")) {
-        steps.pop();
-    }
     match wish.fall_back(refusal, &leases, identity.uuid) {
         Ok(holds) => {
             view.degraded = Why::of(&holds);

@@ -1,6 +1,8 @@
 //! Tables in virsh's style, at most 80 columns wide unless a single word is wider. Pure.
 
 const WIDTH: usize = 80;
+/// A list that is given less room than one CPU and "..." says nothing.
+const LEAST: usize = 7;
 
 /// A table as virsh prints them; the last column may go on in further lines.
 pub(super) fn columns(titles: &[&str], rows: Vec<Vec<String>>) -> String {
@@ -22,12 +24,11 @@ pub(super) fn columns(titles: &[&str], rows: Vec<Vec<String>>) -> String {
 /// Cuts lists in the `last` columns, the widest first, so that the table becomes as narrow as it should be; what is left
 /// out is shown as "...".
 pub(super) fn shorten(titles: &[&str], rows: &mut [Vec<String>], last: usize) {
-    /// A list of which less is left says nothing.
-    const LEAST: usize = 12;
     let mut widths = widths(titles, rows);
     let lists = titles.len().saturating_sub(last);
     while 1 + widths.iter().map(|width| width + 3).sum::<usize>() > WIDTH + 3 {
-        let shrinkable = widths.iter_mut().skip(lists).filter(|width| **width > LEAST);
+        let lists = widths.iter_mut().zip(titles).skip(lists);
+        let shrinkable = lists.filter(|(width, title)| **width > LEAST.max(width_of(title))).map(|(width, _)| width);
         let Some(widest) = shrinkable.max() else { break };
         *widest -= 1;
     }
@@ -62,13 +63,14 @@ fn widths(titles: &[&str], rows: &[Vec<String>]) -> Vec<usize> {
 }
 
 /// `first` and then `text`, broken after spaces and commas where a line would be too wide; further lines begin below
-/// the text.
+/// the text. Beside a `first` that leaves next to no room, breaking would not help.
 pub(super) fn wrapped(first: &str, text: &str) -> String {
     let mut out = String::new();
     let mut line = first.to_owned();
     let mut empty = true;
+    let helps = width_of(first) + LEAST <= WIDTH;
     for word in text.split_inclusive([' ', ',']) {
-        if !empty && width_of(&line) + width_of(word.trim_end()) > WIDTH {
+        if helps && !empty && width_of(&line) + width_of(word.trim_end()) > WIDTH {
             out += line.trim_end();
             out.push('\n');
             line = " ".repeat(width_of(first));
@@ -116,6 +118,8 @@ mod tests {
         // A short list keeps what it has beside a long one; a name is never cut.
         assert_eq!(table("a", "0-1", &list(40))[1], "0-1");
         let long = "n".repeat(200);
-        assert_eq!(table(&long, "0-1", &list(40)), [long.as_str(), "0-1", "0,2,4,6,..."]);
+        let cells = table(&long, "0-1", &list(40));
+        assert_eq!(cells, [long.as_str(), "0-1", "0,2,..."]);
+        assert_eq!(columns(&titles, vec![cells]).lines().count(), 3);
     }
 }

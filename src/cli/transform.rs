@@ -4,7 +4,7 @@ use super::{Context, subject};
 use crate::decision::{self, Situation, Wish};
 use crate::error::{Error, Result};
 use crate::xml::pin::{self, Scope};
-use crate::xml::{Domain, read};
+use crate::xml::{Domain, read, realtime};
 
 pub(super) fn transform(context: &Context, file: &str) -> Result<String> {
     let text = subject::file(file)?;
@@ -23,5 +23,8 @@ pub(super) fn transform(context: &Context, file: &str) -> Result<String> {
         .beside(&leases, identity.uuid)
         .plan(&wish, existing, true, &mut |_| {})
         .map_err(|error| decision::about(error, &identity.name, Some((&leases, identity.uuid))))?;
-    Ok(pin::rewrite(&domain, &plan, Scope::Everything).map_err(about)?.apply(&text))
+    let pinned = pin::rewrite(&domain, &plan, Scope::Everything).map_err(about)?.apply(&text);
+    // What a realtime guest needs is no part of a plan: it is the same on every host.
+    let edits = realtime::rewrite(&Domain::parse(&pinned)?, &wish.request).map_err(about)?;
+    Ok(edits.apply(&pinned))
 }

@@ -21,7 +21,7 @@ use crate::log::Journal;
 use crate::uuid::DomainUuid;
 use crate::xml::Domain;
 use crate::xml::pin::{self, Scope};
-use crate::xml::read;
+use crate::xml::{read, realtime};
 
 /// A lease that is no more, and why.
 type Void = (Lease, &'static str);
@@ -83,8 +83,9 @@ impl Event<'_> {
         }
     }
 
-    /// Takes or finds the lease of a dedicated domain and confines the domain to it.
+    /// Takes or finds the lease of a dedicated domain and confines the domain to it; or records that it starts without.
     fn lease(&self, wish: &Dedicated) -> Result<String> {
+        realtime::check(self.domain, &wish.request).map_err(|error| self.named(error))?;
         let preparing = self.operation == Operation::Prepare;
         let partition = read::partition(self.domain);
         let situation = Situation::read(self.root, &wish.settings, partition.as_deref())?;
@@ -100,6 +101,7 @@ impl Event<'_> {
             Err(refusal) => match wish.fall_back(refusal, &leases, Some(self.uuid)) {
                 Ok(holds) => {
                     self.hold(state, leases, void, holds)?;
+                    // Nothing of ours is in the XML, and nothing in it is taken away.
                     return Ok(self.domain.text().to_owned());
                 }
                 Err(refusal) => {

@@ -8,14 +8,16 @@
 //!
 //! One line per file: path, tab, text. Newlines at the text's end are left out; `\n`, `\t` and `\\` stand for a
 //! newline, a tab and a backslash in it. Lines are in the natural order of their paths (cpu2 before cpu10); lines that
-//! begin with `#` are comments. There is in it what the readers of the topology and of the cgroup mode look at on that
-//! machine and nothing else: no name of the machine, no serial number, no process, no mount but cgroups.
+//! begin with `#` are comments. There is in it what the readers of the topology, of the cgroup mode and of the
+//! nodes of PCI devices look at on that machine and nothing else: no name of the machine, no serial number, no process, no
+//! mount but cgroups, of PCI devices the addresses alone.
 //!
 //! Describing a description gives the same text again, and both have the topology of the machine itself.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
+use super::pci;
 use super::root::Root;
 use super::sysfs::{self, MEMINFO_KEYS, meminfo_key};
 use crate::error::{Code, Error, Result, printable};
@@ -55,6 +57,7 @@ pub fn gather(root: &Root) -> Result<String> {
             files.insert(path.to_owned(), text);
         }
     }
+    files.extend(pci::record(root));
     let mut lines: Vec<(String, String)> = Vec::with_capacity(files.len());
     for (path, text) in files {
         let text = escaped(&reduced(&path, &text));
@@ -251,7 +254,8 @@ mod tests {
     #[test]
     fn a_description_describes_itself() {
         let text = "# virt-pin host description 1\n# kernel 6.1\n/proc/mounts\tcgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n\
-            /proc/sys/kernel/osrelease\t6.1\n/sys/devices/system/cpu/online\t0\n";
+            /proc/sys/kernel/osrelease\t6.1\n/sys/bus/pci/devices/0000:65:00.0/numa_node\t1\n\
+            /sys/devices/system/cpu/online\t0\n";
         assert_eq!(gather(&parse(text).unwrap()).unwrap(), text);
         assert_eq!(gather(&parse("").unwrap()).unwrap_err().code, Code::TopologyUnreadable);
     }

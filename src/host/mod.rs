@@ -7,6 +7,7 @@
 pub mod cgroup;
 pub mod description;
 pub mod machine_name;
+pub mod pci;
 pub mod process;
 pub mod qemu;
 pub mod root;
@@ -14,6 +15,8 @@ pub mod shape;
 pub mod sysfs;
 
 use std::collections::BTreeMap;
+
+pub use pci::PciAddress;
 
 use crate::cpuset::{CpuId, CpuSet, NodeId};
 

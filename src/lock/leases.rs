@@ -20,12 +20,11 @@
 //! next change. A reader refuses a version it does not know and a field it does not know. This module does no I/O and
 //! takes no lock.
 
-use std::collections::BTreeSet;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::request::RequestOnDisk;
+use super::request::{RequestOnDisk, nodes, nodes_of, set};
 use crate::alloc::plan::{GuestTopology, PlacedCell, Plan};
 use crate::alloc::policy::Kind;
 use crate::alloc::request::{Pages, Request};
@@ -366,21 +365,6 @@ struct CellOnDisk {
     node: Option<u16>,
 }
 
-/// The set that a kernel list on disk stands for.
-pub(super) fn set(text: &str) -> std::result::Result<CpuSet, String> {
-    CpuSet::parse_kernel_list(text).map_err(|error| format!("has \"{text}\": {error}"))
-}
-
-/// Nodes on disk: a list like one of CPUs.
-pub(super) fn nodes(text: &str) -> std::result::Result<BTreeSet<NodeId>, String> {
-    Ok(set(text)?.iter().map(|id| NodeId(id.0)).collect())
-}
-
-/// The same, for writing.
-pub(super) fn nodes_of(nodes: &BTreeSet<NodeId>) -> String {
-    nodes.iter().map(|node| CpuId(node.0)).collect::<CpuSet>().to_string()
-}
-
 impl From<&Lease> for LeaseOnDisk {
     fn from(lease: &Lease) -> LeaseOnDisk {
         let process = |process: Process| (process.pid, process.start_time);
@@ -502,6 +486,8 @@ impl Lease {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
     use crate::alloc::policy::Policy;
     use crate::alloc::request::{GuestCell, GuestMemory};

@@ -109,7 +109,8 @@ pub fn read(root: &Root) -> Result<Leases> {
     read_file(&root.resolve(STATE_DIR).join("leases.json"))
 }
 
-/// Whether directory and lock are ours alone, as taking the lock demands ([`read`] looks at the leases themselves). What is not there yet is safe; nothing is made.
+/// Whether directory and lock are ours alone, as taking the lock demands ([`read`] looks at the leases themselves). What
+/// is not there yet is safe; nothing is made.
 ///
 /// # Errors
 /// [`Code::StateUnsafe`] with the way out.
@@ -184,7 +185,7 @@ fn ours_alone(path: &Path, found: &fs::Metadata) -> Result<()> {
     if found.mode() & 0o022 != 0 {
         let mode = if found.is_dir() { "0700" } else { "0600" };
         let error = not_ours(path, &format!("has mode {:04o}: others may write to it", found.mode() & 0o7777));
-        return Err(error.with_hint(format!("`chmod {mode} {path_text}`; nothing in it is used before")));
+        return Err(error.with_hint(format!("`chmod {mode} {path_text}`: until then no lease is granted")));
     }
     Ok(())
 }

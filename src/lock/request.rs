@@ -7,11 +7,13 @@
 //! The policy is written as its attributes, so that this file knows no more of it than XML and configuration do. What
 //! does not hold of a request is for [`super::leases::Leases::check`] to say; no I/O here.
 
+use std::collections::BTreeSet;
+
 use serde::{Deserialize, Serialize};
 
-use super::leases::{nodes, nodes_of, set};
 use crate::alloc::policy::Policy;
 use crate::alloc::request::{GuestCell, GuestMemory, Pages, Request};
+use crate::cpuset::{CpuId, CpuSet, NodeId};
 
 /// A request on disk.
 #[derive(Serialize, Deserialize)]
@@ -90,13 +92,27 @@ impl TryFrom<RequestOnDisk> for Request {
     }
 }
 
+/// The set that a kernel list on disk stands for.
+pub(super) fn set(text: &str) -> Result<CpuSet, String> {
+    CpuSet::parse_kernel_list(text).map_err(|error| format!("has \"{text}\": {error}"))
+}
+
+/// Nodes on disk: a list like one of CPUs.
+pub(super) fn nodes(text: &str) -> Result<BTreeSet<NodeId>, String> {
+    Ok(set(text)?.iter().map(|id| NodeId(id.0)).collect())
+}
+
+/// The same, for writing.
+pub(super) fn nodes_of(nodes: &BTreeSet<NodeId>) -> String {
+    nodes.iter().map(|node| CpuId(node.0)).collect::<CpuSet>().to_string()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::num::NonZeroU16;
 
     use crate::alloc::policy::{Kind, OtherThreads, Span, ThreadsPerCore};
-    use crate::cpuset::{CpuId, NodeId};
 
     #[test]
     fn a_request_on_disk() {

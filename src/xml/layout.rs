@@ -39,7 +39,7 @@ pub(super) const ROOT: &[&str] = &[
 ];
 
 /// The children of `<cpu>` likewise.
-pub(super) const CPU: &[&str] = &["arch", "model", "vendor", "topology"];
+pub(super) const CPU: &[&str] = &["arch", "model", "vendor", "topology", "cache", "maxphysaddr", "feature", "numa"];
 
 /// The children of `<cputune>` likewise.
 pub(super) const CPUTUNE: &[&str] = &[
@@ -55,7 +55,12 @@ pub(super) const CPUTUNE: &[&str] = &[
     "vcpupin",
     "emulatorpin",
     "iothreadpin",
+    "emulatorsched",
+    "vcpusched",
 ];
+
+/// The children of `<memoryBacking>` likewise.
+pub(super) const MEMORY_BACKING: &[&str] = &["hugepages", "nosharepages", "locked"];
 
 /// The place of an element in one of the orders above. An element that is in no namespace of libvirt's has none.
 pub(super) fn rank(order: &[&str], element: Node<'_, '_>) -> Option<usize> {
@@ -224,6 +229,10 @@ enum Content {
 }
 
 impl Element {
+    pub(super) fn name(&self) -> &'static str {
+        self.name
+    }
+
     pub(super) fn new(name: &'static str, attributes: Vec<(&'static str, String)>) -> Element {
         Element { name, attributes, content: Content::Empty }
     }

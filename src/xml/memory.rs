@@ -1,13 +1,16 @@
-//! How much memory the guest has and of which pages.
+//! How much memory the guest has and of which pages. Never says where it comes from: that is `<numatune>`.
 
 use roxmltree::Node;
 
 use super::{Domain, children, invalid, number, string};
 use crate::alloc::request::{GuestMemory, Pages};
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// Pages of this size in KiB are nobody's huge pages.
 const ORDINARY_PAGE_KIB: u64 = 4;
+
+/// The largest size in bytes that libvirt counts with.
+const MAX_BYTES: u64 = i64::MAX.unsigned_abs();
 
 /// The guest's memory; `None` where the document does not say.
 pub(super) fn of(domain: &Domain<'_>) -> Result<Option<GuestMemory>> {
@@ -15,7 +18,7 @@ pub(super) fn of(domain: &Domain<'_>) -> Result<Option<GuestMemory>> {
     let Some(memory) = domain.first(&["memory"]).filter(|memory| !string(*memory).is_empty()) else {
         return Ok(None);
     };
-    let bytes = scaled(&string(memory), memory.attribute("unit"), "memory")?;
+    let bytes = size(&string(memory), memory.attribute("unit"), "memory")?;
     Ok(Some(GuestMemory { bytes, pages: pages(domain)? }))
 }
 
@@ -34,6 +37,17 @@ fn pages(domain: &Domain<'_>) -> Result<Pages> {
     Ok(if kib <= ORDINARY_PAGE_KIB { Pages::Ordinary } else { Pages::Huge(kib) })
 }
 
+/// The bytes of an amount of memory. libvirt keeps whole KiB, rounded up, and so do we: what is divided among NUMA cells has
+/// to add up to what the guest gets.
+pub(super) fn size(text: &str, unit: Option<&str>, element: &str) -> Result<u64> {
+    let bytes = scaled(text, unit, element)?.checked_next_multiple_of(1024);
+    bytes.filter(|bytes| *bytes <= MAX_BYTES).ok_or_else(|| too_large(text, unit.unwrap_or_default(), element))
+}
+
+fn too_large(text: &str, unit: &str, element: &str) -> Error {
+    invalid(format!("<{element}> size {text} {unit} is out of range"))
+}
+
 /// Bytes from a number and its unit (KiB when there is none), as libvirt's `virScaleInteger` reads them.
 fn scaled(text: &str, unit: Option<&str>, element: &str) -> Result<u64> {
     let number = number(text).ok_or_else(|| invalid(format!("<{element}> size \"{text}\" is not a number")))?;
@@ -42,7 +56,7 @@ fn scaled(text: &str, unit: Option<&str>, element: &str) -> Result<u64> {
         invalid(format!("<{element} unit=\"{unit}\"> is not a unit libvirt knows"))
             .with_hint("units are bytes, KB, KiB, MB, MiB, GB, GiB, TB, TiB, PB, PiB, EB, EiB")
     })?;
-    number.checked_mul(scale).ok_or_else(|| invalid(format!("<{element}> size {text} {unit} is out of range")))
+    number.checked_mul(scale).ok_or_else(|| too_large(text, unit, element))
 }
 
 fn scale(unit: &str) -> Option<u64> {
@@ -72,16 +86,18 @@ mod tests {
     fn units() {
         for (text, bytes) in [
             ("<memory>4</memory>", 4096),
-            ("<memory unit='b'>5</memory>", 5),
-            ("<memory unit='Bytes'>5</memory>", 5),
-            ("<memory unit='KB'>5</memory>", 5000),
+            ("<memory unit='b'>1024</memory>", 1024),
+            ("<memory unit='b'>1025</memory>", 2048),
+            ("<memory unit='Bytes'>5</memory>", 1024),
+            ("<memory unit='KB'>5</memory>", 5120),
             ("<memory unit='k'>5</memory>", 5120),
-            ("<memory unit='MB'>5</memory>", 5_000_000),
+            ("<memory unit='MB'>5</memory>", 5_000_192),
             ("<memory unit='MiB'>5</memory>", 5 << 20),
             ("<memory unit='G'>+05</memory>", 5 << 30),
             ("<memory unit='gib'>5</memory>", 5 << 30),
             ("<memory unit='T'>5</memory>", 5 << 40),
-            ("<memory unit='E'>15</memory>", 15 << 60),
+            ("<memory unit='E'>7</memory>", 7 << 60),
+            ("<memory>9007199254740991</memory>", (1 << 63) - 1024),
         ] {
             assert_eq!(read(text).unwrap().map(|memory| memory.bytes), Some(bytes), "{text}");
         }
@@ -93,7 +109,15 @@ mod tests {
         ] {
             assert!(read(text).is_err(), "{text}");
         }
-        assert!(read("<memory unit='E'>16</memory>").unwrap_err().message.contains("out of range"));
+        for size in [
+            "unit='E'>8",
+            "unit='E'>16",
+            ">9007199254740992",
+            "unit='b'>9223372036854775807",
+            "unit='b'>9223372036854775808",
+        ] {
+            assert!(read(&format!("<memory {size}</memory>")).unwrap_err().message.contains("out of range"), "{size}");
+        }
         assert_eq!(read("").unwrap(), None);
         assert_eq!(read("<memory/>").unwrap(), None);
     }

@@ -1,23 +1,28 @@
 //! Domain text in, values and edits out: what a libvirt domain document says about CPUs, and how to make it say a plan.
 //!
 //! [`text_of`] turns bytes into text, [`Domain::parse`] text into a tree that still knows every byte position, [`read`]
-//! the tree into what the rest of virt-pin works with, and [`pin`] a plan into an [`edit::EditList`] over the text. A
-//! document is never written anew from the tree: what no edit touches stays identical to the byte.
+//! the tree into what the rest of virt-pin works with, and [`pin`] a plan into an [`edit::EditList`] over the text;
+//! [`realtime`] does both for what a realtime guest needs beside a plan. A document is never written anew from the tree:
+//! what no edit touches stays identical to the byte.
 //!
 //! Everything is found by its path from the root, as libvirt's XPath expressions do, and numbers are read as libvirt
 //! reads them; where libvirt refuses a value, so does this module. Pure: no files, clock or environment. Hostile text
 //! (a DTD, millions of attributes, endless nesting) is refused in time and memory proportional to its size.
 
+mod devices;
 pub mod edit;
 mod layout;
 mod memory;
+mod numa;
 pub mod pin;
 mod policy;
 pub mod read;
+pub mod realtime;
 mod topology;
 
 use roxmltree::{Document, Node, ParsingOptions};
 
+use crate::cpuset::CpuSet;
 use crate::error::{Code, Error, Result};
 
 /// The largest document that is read: a thousand times a large domain.
@@ -189,6 +194,14 @@ fn number_attribute<N: TryFrom<u64>>(node: Node<'_, '_>, name: &str) -> Result<N
     number(text)
         .and_then(|number| N::try_from(number).ok())
         .ok_or_else(|| invalid(format!("<{element} {name}=\"{text}\"> is not a number libvirt accepts there")))
+}
+
+/// An attribute that must be there and hold a list of CPUs, or of vCPUs.
+fn cpuset_attribute(node: Node<'_, '_>, name: &str) -> Result<CpuSet> {
+    let element = node.tag_name().name();
+    let text = node.attribute(name).ok_or_else(|| invalid(format!("<{element}> has no {name} attribute")))?;
+    CpuSet::parse_libvirt_cpuset(text)
+        .map_err(|error| invalid(format!("<{element} {name}=\"{text}\"> is not a list of CPUs")).because(error))
 }
 
 fn invalid(message: impl AsRef<str>) -> Error {

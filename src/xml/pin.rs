@@ -1,17 +1,18 @@
-//! A plan, written into a domain document: the pins under `<cputune>`, the CPUs of `<vcpu>`, and `<cpu><topology>`.
+//! A plan, written into a domain document: the pins under `<cputune>`, the CPUs of `<vcpu>`, `<cpu><topology>`, and the
+//! guest's NUMA cells with the nodes of their memory where the document has none.
 //!
-//! These are the elements we own; nothing else is touched. Each pin is changed where it stands, spelled as before if it
-//! already says the right thing, so a second run changes nothing. What is missing goes where libvirt itself would print
-//! it. Pins may be spread over several `<cputune>` (libvirt merges them); of several `<vcpu>`, `<cpu>` or `<topology>`
-//! the first counts and the others are nobody's.
+//! These are the elements we own; nothing else is touched, and cells or a `<numatune>` that the document has are its own.
+//! Each pin is changed where it stands, spelled as before if it already says the right thing, so a second run changes
+//! nothing. What is missing goes where libvirt itself would print it. Pins may be spread over several `<cputune>` (libvirt
+//! merges them); of several `<vcpu>`, `<cpu>` or `<topology>` the first counts and the others are nobody's.
 
 use std::collections::BTreeMap;
 
 use roxmltree::Node;
 
 use super::edit::{Edit, EditList};
-use super::layout::{CPUTUNE, Element, Layout, ROOT, rank};
-use super::{Domain, number_attribute, read, topology};
+use super::layout::{CPU, CPUTUNE, Element, Layout, ROOT, rank};
+use super::{Domain, numa, number_attribute, read, topology};
 use crate::alloc::plan::Plan;
 use crate::cpuset::CpuSet;
 use crate::error::{Code, Error, Result};
@@ -21,7 +22,8 @@ use crate::error::{Code, Error, Result};
 pub enum Scope {
     /// All of it.
     Everything,
-    /// Not what the guest sees: on migration and restore libvirt refuses a topology other than the running guest's.
+    /// Not what the guest sees: on migration and restore libvirt refuses a topology and NUMA cells other than the running
+    /// guest's.
     PlacementOnly,
 }
 
@@ -29,14 +31,14 @@ pub enum Scope {
 ///
 /// # Errors
 /// [`Code::DomainInvalid`]: a count, id or topology that libvirt would refuse too. [`Code::Internal`]: the plan is not
-/// one for this domain (another number of vCPUs, threads without CPUs).
+/// one for this domain (another number of vCPUs, threads without CPUs, cells of another size).
 pub fn rewrite(domain: &Domain<'_>, plan: &Plan, scope: Scope) -> Result<EditList> {
     check(domain, plan)?;
-    let mut changes = Changes { layout: Layout::of(domain), edits: Vec::new(), inserts: Vec::new() };
+    let mut changes = Changes::of(domain);
     vcpu(domain, plan, &mut changes);
     cputune(domain, plan, &mut changes)?;
-    if let (Scope::Everything, Some(guest)) = (scope, plan.guest) {
-        topology::rewrite(domain, guest, &mut changes)?;
+    if scope == Scope::Everything {
+        guest_view(domain, plan, &mut changes)?;
     }
     changes.into_edits()
 }
@@ -71,13 +73,24 @@ fn vcpu<'d, 't>(domain: &'d Domain<'t>, plan: &Plan, changes: &mut Changes<'d, '
     let Some(vcpu) = domain.first(&["vcpu"]) else {
         let attributes = vec![("placement", "static".to_owned()), ("cpuset", allowed.to_string())];
         let vcpu = Element::new("vcpu", attributes).with_text("1".to_owned());
-        changes.insert_in_order(domain.root(), ROOT, "vcpu", vcpu);
+        changes.insert_in_order(domain.root(), ROOT, vcpu);
         return;
     };
     if vcpu.attribute("placement") == Some("auto") {
         changes.set(vcpu, "placement", "static", None);
     }
     changes.set_cpuset(vcpu, &allowed, Some("placement"));
+}
+
+/// What the guest sees of its cores and nodes, and the host nodes behind the latter.
+fn guest_view<'d, 't>(domain: &'d Domain<'t>, plan: &Plan, changes: &mut Changes<'d, 't>) -> Result<()> {
+    let numa = numa::missing(domain, plan)?;
+    if let Some(numatune) = numa.numatune {
+        changes.insert_in_order(domain.root(), ROOT, numatune);
+    }
+    let topology = plan.guest.map(|guest| topology::rewrite(domain, guest, changes)).transpose()?.flatten();
+    changes.insert_below(domain, "cpu", CPU, topology.into_iter().chain(numa.cells).collect());
+    Ok(())
 }
 
 /// Where a child of `<cputune>` belongs: its place in [`CPUTUNE`], then the number of its vCPU or I/O thread.
@@ -87,13 +100,7 @@ fn cputune<'d, 't>(domain: &'d Domain<'t>, plan: &Plan, changes: &mut Changes<'d
     let mut missing = wanted(plan, &read::iothread_ids(domain)?);
     let tunes = domain.all(&["cputune"]);
     let Some(first) = tunes.first() else {
-        let pins = missing.into_values().map(Pin::element).collect();
-        changes.insert_in_order(
-            domain.root(),
-            ROOT,
-            "cputune",
-            Element::new("cputune", Vec::new()).with_children(pins),
-        );
+        changes.insert_below(domain, "cputune", CPUTUNE, missing.into_values().map(Pin::element).collect());
         return Ok(());
     };
     let mut kept: BTreeMap<Key, Node<'_, '_>> = BTreeMap::new();
@@ -155,7 +162,8 @@ fn wanted(plan: &Plan, iothreads: &[u32]) -> BTreeMap<Key, Pin> {
     vcpus.chain([((emulatorpin, 0), emulator)]).chain(iothreads).collect()
 }
 
-/// The edits so far. Insertions wait until the end: those at one place become one edit.
+/// The edits so far. Insertions wait until the end: those at one place become one edit, if they come in the order of the
+/// document.
 pub(super) struct Changes<'d, 't> {
     layout: Layout<'t>,
     edits: Vec<Edit>,
@@ -169,12 +177,34 @@ struct Insert<'d, 't> {
 }
 
 impl<'d, 't> Changes<'d, 't> {
-    /// Inserts after the last child that libvirt prints before `name`; after earlier insertions at that place.
-    pub(super) fn insert_in_order(&mut self, parent: Node<'d, 't>, order: &[&str], name: &str, element: Element) {
-        let end = order.iter().position(|known| *known == name).unwrap_or(order.len());
+    pub(super) fn of(domain: &'d Domain<'t>) -> Changes<'d, 't> {
+        Changes { layout: Layout::of(domain), edits: Vec::new(), inserts: Vec::new() }
+    }
+
+    /// Inserts after the last child that libvirt prints before such an element; after earlier insertions at that place.
+    pub(super) fn insert_in_order(&mut self, parent: Node<'d, 't>, order: &[&str], element: Element) {
+        let end = order.iter().position(|known| *known == element.name()).unwrap_or(order.len());
         let ranked = parent.children().filter(Node::is_element).filter_map(|child| Some((rank(order, child)?, child)));
         let after = ranked.filter(|(rank, _)| *rank < end).max_by_key(|(rank, _)| *rank);
         self.insert(parent, after.map(|(_, child)| child), element);
+    }
+
+    /// Inserts into the first child of the root that has this name, or into one made for it.
+    pub(super) fn insert_below(
+        &mut self,
+        domain: &'d Domain<'t>,
+        parent: &'static str,
+        order: &[&str],
+        elements: Vec<Element>,
+    ) {
+        match domain.first(&[parent]) {
+            Some(parent) => elements.into_iter().for_each(|element| self.insert_in_order(parent, order, element)),
+            None if elements.is_empty() => {}
+            None => {
+                let parent = Element::new(parent, Vec::new()).with_children(elements);
+                self.insert_in_order(domain.root(), ROOT, parent);
+            }
+        }
     }
 
     fn insert(&mut self, parent: Node<'d, 't>, after: Option<Node<'d, 't>>, element: Element) {
@@ -200,7 +230,7 @@ impl<'d, 't> Changes<'d, 't> {
         self.edits.push(self.layout.remove(element));
     }
 
-    fn into_edits(mut self) -> Result<EditList> {
+    pub(super) fn into_edits(mut self) -> Result<EditList> {
         for Insert { parent, after, elements } in &self.inserts {
             self.edits.push(self.layout.insert(*parent, *after, elements));
         }

@@ -1,4 +1,4 @@
-//! What a domain document says: who it is, what it asks for, and which pins it already carries.
+//! What a domain document says: who it is, what it asks for, and which pins it already carries. Never changes it.
 //!
 //! Reads as libvirt does (measured on 9.0): of two `<vcpu>` the first counts, pins of every `<cputune>` count together,
 //! a pin of a vCPU that does not exist counts nowhere. What libvirt refuses to define is refused here too.
@@ -7,12 +7,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use roxmltree::Node;
 
-use super::{Domain, invalid, memory, number, number_attribute, string};
+use super::{Domain, devices, invalid, memory, numa, number, number_attribute, string};
 use crate::alloc::plan::GuestTopology;
 use crate::alloc::policy::Policy;
 use crate::alloc::request::Request;
 use crate::cpuset::CpuSet;
 use crate::error::Result;
+use crate::host::PciAddress;
 use crate::uuid::DomainUuid;
 
 /// The most I/O threads that are numbered; libvirt has no bound of its own, a document of a few bytes could ask for 2^32.
@@ -60,12 +61,14 @@ pub fn policy_attributes(domain: &Domain<'_>) -> Result<Option<Vec<(String, Stri
 /// What the domain asks for under this policy.
 ///
 /// # Errors
-/// [`Code::DomainInvalid`](crate::error::Code::DomainInvalid): a count or size that libvirt would refuse too, or one of
+/// [`Code::DomainInvalid`](crate::error::Code::DomainInvalid): a count, size or NUMA cell that libvirt would refuse too, or
 /// more vCPUs or I/O threads than virt-pin handles.
 pub fn request(domain: &Domain<'_>, policy: Policy) -> Result<Request> {
     let iothreads = iothread_ids(domain)?.len();
     let iothreads = u16::try_from(iothreads).map_err(|_| invalid(format!("{iothreads} I/O threads are too many")))?;
-    Ok(Request { iothreads, memory: memory::of(domain)?, ..Request::new(vcpu_count(domain)?, policy) })
+    let vcpus = vcpu_count(domain)?;
+    let (memory, cells) = (memory::of(domain)?, numa::cells(domain, vcpus)?);
+    Ok(Request { iothreads, memory, cells, ..Request::new(vcpus, policy) })
 }
 
 /// The maximum number of vCPUs: those that can be plugged in later included.
@@ -176,10 +179,7 @@ pub fn pins(domain: &Domain<'_>) -> Result<Pins> {
 }
 
 fn cpuset(pin: Node<'_, '_>) -> Result<CpuSet> {
-    let element = pin.tag_name().name();
-    let text = pin.attribute("cpuset").ok_or_else(|| invalid(format!("<{element}> has no cpuset attribute")))?;
-    CpuSet::parse_libvirt_cpuset(text)
-        .map_err(|error| invalid(format!("<{element} cpuset=\"{text}\"> is not a list of CPUs")).because(error))
+    super::cpuset_attribute(pin, "cpuset")
 }
 
 /// `<vcpu cpuset=...>`: where libvirt puts the threads that have no pin of their own.
@@ -198,6 +198,15 @@ pub fn default_cpuset(domain: &Domain<'_>) -> Result<Option<CpuSet>> {
 /// [`Code::DomainInvalid`](crate::error::Code::DomainInvalid): a part that is missing, no number, 0 or beyond 65535.
 pub fn topology(domain: &Domain<'_>) -> Result<Option<GuestTopology>> {
     super::topology::of(domain)
+}
+
+/// The host's PCI devices that the domain is given: `<hostdev>`, `<interface type='hostdev'>` and NVMe disks. Not a mediated
+/// device or one of USB, and not what a network's pool will choose.
+///
+/// # Errors
+/// [`Code::DomainInvalid`](crate::error::Code::DomainInvalid): an address that libvirt would refuse too.
+pub fn pci_devices(domain: &Domain<'_>) -> Result<BTreeSet<PciAddress>> {
+    devices::pci(domain)
 }
 
 /// Whether the document binds the guest's memory to host nodes itself (`<numatune>`).

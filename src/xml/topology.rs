@@ -1,10 +1,10 @@
-//! `<cpu><topology>`: what the guest is told of its cores.
+//! `<cpu><topology>`: what the guest is told of its cores. Knows nothing of its NUMA cells.
 
 use roxmltree::Node;
 
-use super::layout::{CPU, Element, ROOT};
+use super::layout::Element;
 use super::pin::Changes;
-use super::{Domain, children, invalid, number, number_attribute};
+use super::{Domain, invalid, number, number_attribute};
 use crate::alloc::plan::GuestTopology;
 use crate::error::Result;
 
@@ -18,20 +18,15 @@ pub(super) fn of(domain: &Domain<'_>) -> Result<Option<GuestTopology>> {
     Ok(Some(GuestTopology { cores, ..guest }))
 }
 
-/// Writes the topology; one that is there and says the same stays as it is spelled.
+/// Corrects the topology of the document; one that says the same already stays as it is spelled. Returns the one to add
+/// where there is none.
 pub(super) fn rewrite<'d, 't>(
     domain: &'d Domain<'t>,
     guest: GuestTopology,
     changes: &mut Changes<'d, 't>,
-) -> Result<()> {
-    let Some(cpu) = domain.first(&["cpu"]) else {
-        let cpu = Element::new("cpu", Vec::new()).with_children(vec![element(guest)]);
-        changes.insert_in_order(domain.root(), ROOT, "cpu", cpu);
-        return Ok(());
-    };
-    let Some(topology) = children(cpu, "topology").next() else {
-        changes.insert_in_order(cpu, CPU, "topology", element(guest));
-        return Ok(());
+) -> Result<Option<Element>> {
+    let Some(topology) = domain.first(&["cpu", "topology"]) else {
+        return Ok(Some(element(guest)));
     };
     let old = shape(topology)?;
     for (name, after, old, new) in [
@@ -45,7 +40,7 @@ pub(super) fn rewrite<'d, 't>(
             changes.set(topology, name, &new.to_string(), after);
         }
     }
-    Ok(())
+    Ok(None)
 }
 
 struct Shape {

@@ -1,31 +1,25 @@
 //! What must hold of every rewriting, whatever the document.
+#![allow(dead_code, reason = "not every test uses all of it")]
 
 use std::fmt::Write as _;
 
 use roxmltree::Node;
 use virt_pin::alloc::plan::Plan;
-use virt_pin::cpuset::CpuSet;
+use virt_pin::alloc::policy::Policy;
+use virt_pin::alloc::request::{GuestCell, GuestMemory, Request};
+use virt_pin::cpuset::{CpuId, CpuSet};
 use virt_pin::error::Result;
+use virt_pin::xml::edit::EditList;
 use virt_pin::xml::pin::{Scope, rewrite};
-use virt_pin::xml::{Domain, read};
+use virt_pin::xml::{Domain, read, realtime};
 
 /// Rewrites a document and checks everything that can be checked without knowing the document.
 pub(crate) fn rewritten(text: &str, plan: &Plan, scope: Scope) -> Result<String> {
     let domain = Domain::parse(text)?;
-    let edits = rewrite(&domain, plan, scope)?;
-    let out = edits.apply(text);
-
-    // Bytes outside the edits are identical.
-    let (mut rest, mut at) = (out.as_str(), 0);
-    for edit in edits.iter() {
-        rest = rest.strip_prefix(&text[at..edit.range.start]).expect("bytes before an edit changed");
-        rest = rest.strip_prefix(edit.text.as_str()).expect("an edit is not in the output");
-        at = edit.range.end;
-    }
-    assert_eq!(rest, &text[at..]);
+    let out = applied(text, &rewrite(&domain, plan, scope)?);
 
     // The output says the plan, and a second run has nothing to do.
-    let after = Domain::parse(&out).unwrap_or_else(|error| panic!("{error}: {:?}\n{out}", error.causes()));
+    let after = parsed(&out);
     let again = rewrite(&after, plan, scope).unwrap();
     assert!(again.is_empty(), "a second run changes {again:?} in\n{out}");
     let pins = read::pins(&after).unwrap_or_else(|error| panic!("{error}\n{out}"));
@@ -41,14 +35,118 @@ pub(crate) fn rewritten(text: &str, plan: &Plan, scope: Scope) -> Result<String>
         (Scope::Everything, Some(guest)) => assert_eq!(read::topology(&after).unwrap(), Some(guest)),
         _ => assert_eq!(read::topology(&after).ok(), read::topology(&domain).ok()),
     }
+    says_cells(&domain, &after, plan, scope);
 
-    // Nothing but what we own differs.
-    let (old, new) = (skeleton(text), skeleton(&out));
-    if let Some((old, new)) = old.iter().zip(&new).find(|(old, new)| old != new) {
-        panic!("{old} has become {new} in\n{out}");
-    }
-    assert_eq!(old.len(), new.len(), "\n{out}");
+    // Ours where the document has none.
+    let cells = scope == Scope::Everything && !plan.cells.is_empty();
+    let numa = cells && !has(text, "/domain/cpu <numa");
+    let numatune = cells && !has(text, "/domain <numatune");
+    only_ours_differs(text, &out, |line| {
+        (numa && ["/domain/cpu <numa", "/domain/cpu/numa <cell"].iter().any(|ours| is(line, ours)))
+            || (numatune && (is(line, "/domain <numatune") || line.starts_with("/domain/numatune <mem")))
+    });
     Ok(out)
+}
+
+/// Adds what a realtime domain lacks and checks everything that can be checked without knowing the document.
+pub(crate) fn made_realtime(text: &str, request: &Request) -> Result<String> {
+    let domain = Domain::parse(text)?;
+    let out = applied(text, &realtime::rewrite(&domain, request)?);
+    let after = parsed(&out);
+    assert!(realtime::rewrite(&after, request).unwrap().is_empty(), "a second run changes\n{out}");
+    realtime::check(&after, request).unwrap_or_else(|error| panic!("{error} in\n{out}"));
+    assert_eq!(out == text, realtime::check(&domain, request).is_ok(), "{text}");
+    let (backing, locked) = (has(text, "/domain <memoryBacking"), has(text, "/domain/memoryBacking <locked"));
+    only_ours_differs(text, &out, |line| {
+        (is(line, "/domain/cputune <vcpusched") && line.ends_with(r#" "scheduler"="fifo" "priority"="1""#))
+            || (!locked && is(line, "/domain/memoryBacking <locked"))
+            || (!locked && !backing && is(line, "/domain <memoryBacking"))
+    });
+    Ok(out)
+}
+
+/// The text with the edits made; bytes outside of them are identical.
+fn applied(text: &str, edits: &EditList) -> String {
+    let out = edits.apply(text);
+    let (mut rest, mut at) = (out.as_str(), 0);
+    for edit in edits.iter() {
+        rest = rest.strip_prefix(&text[at..edit.range.start]).expect("bytes before an edit changed");
+        rest = rest.strip_prefix(edit.text.as_str()).expect("an edit is not in the output");
+        at = edit.range.end;
+    }
+    assert_eq!(rest, &text[at..]);
+    out
+}
+
+fn parsed(out: &str) -> Domain<'_> {
+    Domain::parse(out).unwrap_or_else(|error| panic!("{error}: {:?}\n{out}", error.causes()))
+}
+
+/// Asserts that the guest's cells and the nodes of their memory are as before, or those of the plan where there were none.
+fn says_cells(before: &Domain<'_>, after: &Domain<'_>, plan: &Plan, scope: Scope) {
+    let cells = |domain: &Domain<'_>| {
+        let request: Option<Request> = read::request(domain, Policy::default()).ok();
+        request.map(|request| (request.memory, request.cells))
+    };
+    let tuning = |domain: &Domain<'_>| numatune(domain.text());
+    let (was, is) = (cells(before), cells(after));
+    let had_cells = was.as_ref().is_none_or(|(_, cells)| !cells.is_empty());
+    let sized = plan.guest.is_some() && plan.cells.iter().all(|cell| cell.bytes.is_some());
+    let plugged = before.text().contains("<memory model=");
+    let adds = scope == Scope::Everything && !plan.cells.is_empty() && (had_cells || (sized && !plugged));
+    if !adds || had_cells {
+        assert_eq!(is, was, "{}", after.text());
+    } else {
+        let memory: Option<GuestMemory> = was.and_then(|(memory, _)| memory);
+        let cells = plan.cells.iter().map(|cell| GuestCell { vcpus: cell.vcpus.clone(), bytes: cell.bytes.unwrap() });
+        assert_eq!(is, Some((memory, cells.collect())), "{}", after.text());
+    }
+    let with_memory = || (0..).zip(&plan.cells).filter(|(_, cell)| cell.bytes != Some(0));
+    let nodes = plan.memory_nodes.as_ref().filter(|_| with_memory().all(|(_, cell)| cell.node.is_some()));
+    match nodes.filter(|_| adds && tuning(before).is_none()) {
+        None => assert_eq!(tuning(after), tuning(before), "{}", after.text()),
+        Some(nodes) => {
+            let set = |node: u16| [CpuId(node)].into_iter().collect::<CpuSet>().to_string();
+            let all: CpuSet = nodes.iter().map(|node| CpuId(node.0)).collect();
+            let each = with_memory().map(|(id, cell)| (Some(id.to_string()), set(cell.node.unwrap().0)));
+            let expected: Vec<(Option<String>, String)> = [(None, all.to_string())].into_iter().chain(each).collect();
+            assert_eq!(tuning(after), Some(expected), "{}", after.text());
+        }
+    }
+}
+
+/// The guest cell, if it is for one, and the nodes of everything in `<numatune>`; `None` where there is none.
+fn numatune(text: &str) -> Option<Vec<(Option<String>, String)>> {
+    let document = roxmltree::Document::parse(text).unwrap();
+    let numatune = document.root_element().children().find(|child| child.has_tag_name("numatune"))?;
+    let bindings = numatune.children().filter(Node::is_element);
+    let own = |text: Option<&str>| text.map(ToOwned::to_owned);
+    Some(
+        bindings
+            .map(|node| (own(node.attribute("cellid")), own(node.attribute("nodeset")).unwrap_or_default()))
+            .collect(),
+    )
+}
+
+/// Asserts that everything of the text is in the output, in the same order, and that what is new is ours.
+fn only_ours_differs(text: &str, out: &str, ours: impl Fn(&str) -> bool) {
+    let (old, new) = (skeleton(text), skeleton(out));
+    let mut old = old.iter().peekable();
+    for line in &new {
+        if old.next_if_eq(&line).is_none() {
+            assert!(ours(line), "{line} is new, instead of {:?}, in\n{out}", old.peek());
+        }
+    }
+    assert_eq!(old.next(), None, "\n{out}");
+}
+
+fn has(text: &str, element: &str) -> bool {
+    skeleton(text).iter().any(|line| is(line, element))
+}
+
+/// Whether a line of a skeleton is this element, whatever its attributes.
+fn is(line: &str, element: &str) -> bool {
+    line.strip_prefix(element).is_some_and(|rest| rest.is_empty() || rest.starts_with(' '))
 }
 
 /// Everything in a document that is not ours and not white space, in order, each with its path.

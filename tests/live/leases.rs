@@ -91,6 +91,55 @@ fn the_second_one_is_refused_in_plain_words() {
 }
 
 #[test]
+fn a_vm_that_can_do_without_starts_all_the_same() {
+    let Some(daemon) = Libvirtd::start(&Options::virt_pin(ONE)) else { return };
+    daemon.run(&dedicated("first"));
+    let second = Guest::new("second").policy("policy='dedicated' fallback='shared'");
+    daemon.run(&second);
+    assert_eq!(daemon.places("second"), (vec!["0-1".to_owned()], BTreeSet::from(["0-1".to_owned()])));
+    daemon.assert_on_cpu_1("first");
+    let lease = daemon.exec(&["virt-pin", "--json", "lease", "second"]).ok();
+    for part in
+        ["\"kind\":\"degraded\"", "\"state\":\"running\"", "\"code\":\"cpu.placement.shortage\"", "\"cpus\":\"\""]
+    {
+        assert!(lease.contains(part), "{part} is not in {lease}");
+    }
+    let list = daemon.exec(&["virt-pin", "list"]).ok();
+    assert!(list.contains(" second   running   degraded    -       -"), "{list}");
+    let said = daemon.exec(&["virt-pin", "sync", "second"]).ok();
+    assert_eq!(said, "Domain \"second\" runs without CPUs of its own (degraded); its XML is its own.\n");
+    let said = daemon.exec(&["virt-pin", "check"]).ok();
+    assert!(said.contains("\"second\" has CPUs of its own") && said.contains("it has been degraded for"), "{said}");
+    daemon.restart_daemon();
+    assert_eq!(daemon.virsh(&["domstate", "second"]).ok().trim(), "running");
+    // Stopped and started when there is room it is a VM like others.
+    daemon.destroy("first");
+    daemon.destroy("second");
+    daemon.wait_for_no_lease();
+    daemon.start_guest("second").ok();
+    daemon.assert_on_cpu_1("second");
+    // And its saved image, on a host that has no room, goes on without.
+    daemon.wait_until("the live XML shows the lease", |daemon| {
+        daemon.virsh(&["dumpxml", "second"]).ok().contains("<vcpupin vcpu='0' cpuset='1'/>")
+    });
+    let said = daemon.exec(&["virt-pin", "sync", "second"]).ok();
+    assert_eq!(said, "Domain \"second\": its live XML says what its lease says already.\n");
+    daemon.virsh(&["managedsave", "second"]).ok();
+    daemon.run(&dedicated("first"));
+    // The image says CPU 1, which is another's by now.
+    let complaint = daemon.start_guest("second").refused();
+    assert!(
+        complaint.contains("error[cpu.static.conflict]") && complaint.contains("fallback=\"shared\""),
+        "{complaint}"
+    );
+    assert!(daemon.virsh(&["dominfo", "second"]).ok().contains("Managed save:   yes"));
+    daemon.assert_on_cpu_1("first");
+    daemon.destroy("first");
+    daemon.start_guest("second").ok();
+    daemon.assert_on_cpu_1("second");
+}
+
+#[test]
 fn the_cpu_is_free_after_every_kind_of_end() {
     let Some(daemon) = Libvirtd::start(&Options::virt_pin(ONE)) else { return };
     daemon.run(&dedicated("off").powering_off());
@@ -328,6 +377,8 @@ fn every_decision_is_in_the_journal() {
     daemon.define(&dedicated("second"));
     daemon.start_guest("second").refused();
     record_with(&["DOMAIN=second\n", "CODE=cpu.placement.shortage\n", "PRIORITY=3\n"]);
+    daemon.run(&Guest::new("third").policy("policy='dedicated' fallback='shared'"));
+    record_with(&["DOMAIN=third\n", "CODE=cpu.placement.shortage\n", "PRIORITY=4\n", "starts without CPUs of its own"]);
     daemon.destroy("web");
     record_with(&["DOMAIN=web\n", "lease ended: the domain has ended"]);
 }
