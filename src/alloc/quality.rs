@@ -117,3 +117,31 @@ pub fn fit(supply: &Supply<'_>, request: &Request, given: &Plan) -> Option<Fit> 
     let now = how_many_fit(&left, request);
     (now < at_most).then_some(Fit { now, at_most })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::alloc::policy::Policy;
+    use crate::host::shape;
+
+    #[test]
+    fn how_many_fit_and_could() {
+        // Four caches of four cores. What is taken leaves 1, 1, 4 and 4 of them.
+        let host = shape::parse("1s16c1t,llc=4").unwrap();
+        let (nothing, taken) = (CpuSet::new(), CpuSet::parse_kernel_list("0-2,4-6").unwrap());
+        let supply = Supply { topology: &host, pinnable: host.online(), taken: &taken, housekeeping: &nothing };
+        let fit = |vcpus, policy: &[(&str, &str)]| {
+            let share = [("policy", "dedicated"), ("emulator", "share"), ("iothreads", "share")];
+            let policy = Policy::from_attributes(share.iter().chain(policy).copied()).unwrap();
+            let request = Request::new(vcpus, policy);
+            fit(&supply, &request, &plan(&supply, &request).unwrap())
+        };
+        // One takes two of four: 2, 4 and two lone ones are left, which would make a pair.
+        assert_eq!(fit(2, &[("cache", "single")]), Some(Fit { now: 3, at_most: 4 }));
+        // Seven are left, 1, 1, 1 and 4; but no cache holds three twice.
+        assert_eq!(fit(3, &[("cache", "single")]), Some(Fit { now: 1, at_most: 2 }));
+        assert_eq!(fit(4, &[("cache", "single")]), None);
+        // Nothing binds it.
+        assert_eq!(fit(2, &[]), None);
+    }
+}
