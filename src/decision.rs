@@ -6,14 +6,15 @@
 use crate::alloc::plan::Plan;
 use crate::alloc::policy::{Fallback, Kind, Locality, Memory, Policy};
 use crate::alloc::refusal::Refusal;
+use crate::alloc::repack::{self, Extent, Mover};
 use crate::alloc::request::{GuestMemory, Pages, Request};
 use crate::alloc::{self, Steps, Supply, check};
 use crate::config::settings::Settings;
 use crate::cpuset::{CpuId, CpuSet};
-use crate::error::{Code, Error, Result, printable};
+use crate::error::{Code, Error, Moved, Result, printable};
 use crate::host::root::Root;
 use crate::host::{Topology, cgroup, pci, sysfs};
-use crate::lock::leases::{Holds, Lease, Leases};
+use crate::lock::leases::{Holds, Lease, Leases, State};
 use crate::uuid::DomainUuid;
 use crate::xml::Domain;
 use crate::xml::read::{self, Identity, Pins};
@@ -167,11 +168,7 @@ impl Situation {
         let others = || leases.iter().filter(|lease| Some(lease.uuid) != domain);
         self.taken = leases.taken_from(domain);
         for plan in others().filter_map(Lease::plan) {
-            if plan.whole {
-                // A sibling that came online later is part of the core all the same.
-                let cores = plan.vcpus.iter().flatten().filter_map(|&cpu| self.topology.siblings(cpu));
-                self.taken = cores.fold(self.taken, |all, core| all.union(core));
-            }
+            self.taken = self.taken.union(&self.held(plan));
             self.housekeeping = self.housekeeping.difference(&plan.exclusive());
         }
         let seats = others().filter_map(|lease| {
@@ -182,6 +179,13 @@ impl Situation {
         self.seats = seats.collect();
         self.taken = self.seats.iter().fold(self.taken, |all, (_, cpus)| all.union(cpus));
         self
+    }
+
+    /// What a plan keeps from others: its CPUs, and the siblings of whole cores that came online later.
+    fn held(&self, plan: &Plan) -> CpuSet {
+        let cores = plan.vcpus.iter().flatten().filter(|_| plan.whole);
+        let cores = cores.filter_map(|&cpu| self.topology.siblings(cpu));
+        cores.fold(plan.exclusive(), |all, core| all.union(core))
     }
 
     /// What the allocator works with.
@@ -222,6 +226,40 @@ impl Situation {
             agree(wish, &plan)?;
         }
         Ok(plan)
+    }
+
+    /// The moves of leases after which the request has a plan, or one spread no wider than `goal`; `None` = none are known.
+    /// A search that takes its time (a tenth of a second on a large host): nobody may wait for it with the lease lock held.
+    pub fn moves(
+        &self,
+        request: &Request,
+        leases: &Leases,
+        domain: Option<DomainUuid>,
+        goal: Option<Extent>,
+    ) -> Option<Vec<Moved>> {
+        // Who only may come in cannot be moved.
+        let others = leases.iter().filter(|lease| Some(lease.uuid) != domain && lease.state != State::Provisional);
+        let movers = others.filter_map(|lease| {
+            let id = (lease.name.as_str(), lease.uuid);
+            Some(Mover { id, request: lease.request.clone()?, cpus: self.held(lease.plan()?) })
+        });
+        let moves = repack::moves(&self.supply(), request, &movers.collect::<Vec<_>>(), goal)?;
+        let moved = moves.into_iter().map(|one| Moved {
+            domain: one.id.0.to_owned(),
+            from: one.from.to_string(),
+            to: one.to.to_string(),
+        });
+        Some(moved.collect())
+    }
+
+    /// The refusal, with the moves that would make room where enough is free, but scattered. As long a search as
+    /// [`Situation::moves`].
+    pub fn with_moves(&self, refusal: Error, request: &Request, leases: &Leases, domain: Option<DomainUuid>) -> Error {
+        let scattered = refusal.code == Code::NeedsRepack;
+        match scattered.then(|| self.moves(request, leases, domain, None)).flatten() {
+            Some(moves) => refusal.with_moves(moves),
+            None => refusal,
+        }
     }
 
     /// The refusal, with what an allowlist that has changed has to do with it.
@@ -313,8 +351,10 @@ pub fn holders(leases: &Leases, except: Option<DomainUuid>) -> Option<String> {
 
 /// The same error, its sentence about this domain, and for a lack of room the holders as a hint.
 pub fn about(error: Error, name: &str, leases: Option<(&Leases, Option<DomainUuid>)>) -> Error {
+    // Whoever has to move is a holder that is named.
+    let moves = error.room.as_ref().is_some_and(|room| !room.moves.is_empty());
     let holders = leases
-        .filter(|_| matches!(error.code, Code::Shortage | Code::NeedsRepack))
+        .filter(|_| matches!(error.code, Code::Shortage | Code::NeedsRepack) && !moves)
         .and_then(|(leases, except)| holders(leases, except));
     let error = error.in_domain(name);
     match holders {

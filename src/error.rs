@@ -5,8 +5,12 @@
 //! codes: the exit status, the README's reference and the tests are read from it. This module does no I/O; it never
 //! decides whether an error may stop a VM (that is `hook::Operation`'s knowledge).
 
+mod room;
+
 use std::error::Error as StdError;
 use std::fmt;
+
+pub use room::{Amount, Moved, Part, Room, Withheld, said};
 
 /// The result of everything in the library that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -333,17 +337,6 @@ impl fmt::Display for Code {
     }
 }
 
-/// How much was needed and how much there was.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Room {
-    /// Needed.
-    pub needed: u32,
-    /// Free where it would have to be.
-    pub free: u32,
-    /// Of what: "whole core" or "thread".
-    pub unit: &'static str,
-}
-
 /// A failure: code, one sentence, optionally a hint and a cause.
 #[derive(Debug)]
 pub struct Error {
@@ -353,15 +346,17 @@ pub struct Error {
     pub message: String,
     /// What to do, when that is more particular than [`Code::advice`].
     pub hint: Option<String>,
+    /// When the same request can be honoured with nobody editing anything: "when 2 whole cores are free".
+    pub retry_when: Option<String>,
     /// Where it is about room: how much was needed, how much there was.
-    pub room: Option<Room>,
+    pub room: Option<Box<Room>>,
     source: Option<Box<dyn StdError + Send + Sync>>,
 }
 
 impl Error {
     /// A failure with its code and sentence. Control characters in `message` (a hostile VM name) are escaped.
     pub fn new(code: Code, message: impl AsRef<str>) -> Self {
-        Error { code, message: printable(message.as_ref()), hint: None, room: None, source: None }
+        Error { code, message: printable(message.as_ref()), hint: None, retry_when: None, room: None, source: None }
     }
 
     /// The same failure with what to do about it.
@@ -375,6 +370,14 @@ impl Error {
     #[must_use]
     pub fn because(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         self.source = Some(source.into());
+        self
+    }
+
+    /// The same lack of room with the moves that would make it.
+    #[must_use]
+    pub fn with_moves(mut self, moves: Vec<Moved>) -> Self {
+        self = self.with_hint(format!("moving {} would make room; or relax numa, cache or cores", said(&moves)));
+        self.room.iter_mut().for_each(|room| room.moves.clone_from(&moves));
         self
     }
 
@@ -409,6 +412,9 @@ impl Error {
             text.push_str("  because: ");
             text.push_str(&cause);
             text.push('\n');
+        }
+        for line in self.room.iter().flat_map(|room| room.lines(self.code)) {
+            text.push_str(&format!("  {line}\n"));
         }
         text.push_str("  hint: ");
         text.push_str(self.hint.as_deref().unwrap_or(self.code.advice()));

@@ -18,7 +18,7 @@ use virt_pin::alloc::refusal::Refusal;
 use virt_pin::alloc::request::{GuestMemory, Pages, Request};
 use virt_pin::alloc::{self, Supply};
 use virt_pin::cpuset::{CpuId, CpuSet, NodeId};
-use virt_pin::error::Code;
+use virt_pin::error::{Amount, Code};
 use virt_pin::host::{CoreClass, CoreId, Cpu, HugePages, LlcId, Node, Topology};
 
 /// One thread of a test host.
@@ -452,4 +452,104 @@ proptest! {
         let after = plan(&topology, &pinnable, &taken, &request);
         prop_assert!(before.is_err() || after.is_ok());
     }
+}
+
+/// The sentence names the constraint, the numbers where it fails and what stands in the way.
+#[test]
+fn refusals_name_the_constraint() {
+    use CoreClass::{Efficiency, Performance};
+    let two_nodes = grid(2, 2, 2, 2, false);
+    let say = |host: &Topology, taken: &str, vcpus, policy: &[(&str, &str)]| {
+        let share: &[(&str, &str)] = &[("emulator", "share"), ("iothreads", "share")];
+        let everything = host.online().to_string();
+        let refusal = place(host, &everything, taken, &request(vcpus, &[share, policy].concat())).unwrap_err();
+        (refusal.reason.split(" (").next().unwrap().to_owned(), refusal.retry_when)
+    };
+    for (taken, vcpus, policy, needs) in [
+        ("0,8", 8, &[("numa", "single")][..], "needs 4 whole cores on one node"),
+        ("0,8", 8, &[("numa", "single"), ("nodes", "0-1")], "needs 4 whole cores on one of nodes 0-1"),
+        ("0", 8, &[("numa", "single"), ("nodes", "0")], "needs 4 whole cores on node 0"),
+        ("0", 8, &[("nodes", "0")], "needs 4 whole cores on node 0"),
+        (
+            "0,4,8,12",
+            4,
+            &[("cache", "single"), ("nodes", "1")],
+            "needs 2 whole cores in one last-level cache on node 1",
+        ),
+        ("0", 8, &[("nodes", "0"), ("cores", "thread")], "needs 8 threads on node 0"),
+        ("0", 16, &[("numa", "spread")], "needs 8 whole cores spread evenly over 2 nodes"),
+        ("0-7", 2, &[("nodes", "0")], "needs 1 whole core on node 0"),
+    ] {
+        let (said, when) = say(&two_nodes, taken, vcpus, policy);
+        assert_eq!(said, needs, "{policy:?}");
+        // The same words: "needs 4 whole cores on one node", "when 4 whole cores are free on one node".
+        let when = when.unwrap().replacen(" are free", "", 1).replacen(" is free", "", 1);
+        assert_eq!(when.strip_prefix("when "), needs.strip_prefix("needs "));
+    }
+    let mut threads: Vec<_> =
+        (0..4).map(|cpu| Thread { core: cpu / 2, llc: 0, node: 0, class: Some(Performance) }).collect();
+    threads.extend((4..8).map(|cpu| Thread { core: cpu, llc: 0, node: 0, class: Some(Efficiency) }));
+    let hybrid = host(&threads);
+    assert_eq!(say(&hybrid, "0", 4, &[("core-class", "performance")]).0, "needs 2 whole performance cores");
+    let (said, when) = say(&hybrid, "4", 4, &[("core-class", "efficiency"), ("cores", "thread")]);
+    assert_eq!(
+        (said.as_str(), when.unwrap().as_str()),
+        ("needs 4 threads of efficiency cores", "when 4 threads of efficiency cores are free")
+    );
+    // What no waiting changes has no such condition.
+    assert_eq!(say(&hybrid, "", 20, &[]).1, None);
+}
+
+#[test]
+fn refusals_count_what_is_free_and_say_what_is_withheld() {
+    let numbers = |cores: u32, threads: u32| Amount { cores: Some(cores), threads };
+    let withheld = |refusal: &Refusal| -> Vec<(String, &'static str)> {
+        refusal.room.iter().flat_map(|room| &room.withheld).map(|some| (some.cpus.clone(), some.why)).collect()
+    };
+    // Siblings are neighbours; two caches of two cores on each of two nodes.
+    let host = grid(2, 2, 2, 2, false);
+    let share = [("emulator", "share"), ("iothreads", "share"), ("numa", "single")];
+    let refusal = place(&host, "1-15", "4,8-10", &request(8, &share)).unwrap_err();
+    let room = refusal.room.as_ref().unwrap();
+    assert_eq!((room.needed, room.free, room.pinnable), (numbers(4, 8), numbers(2, 5), numbers(4, 8)));
+    let nodes: Vec<_> = room.nodes.iter().map(|part| (part.id, part.free, part.pinnable)).collect();
+    assert_eq!(nodes, [(0, numbers(2, 5), numbers(3, 6)), (1, numbers(2, 5), numbers(4, 8))]);
+    assert_eq!(withheld(&refusal), [("1".to_owned(), "sibling-not-pinnable"), ("5,11".to_owned(), "sibling-leased")]);
+    assert!(room.llcs.is_empty());
+    // In one cache: counted by cache.
+    let refusal =
+        place(&host, "0-15", "0,4,8,12", &request(4, &[&share[..2], &[("cache", "single"), ("nodes", "0")]].concat()));
+    let refusal = refusal.unwrap_err();
+    let room = refusal.room.as_ref().unwrap();
+    assert_eq!(
+        room.llcs.iter().map(|part| (part.id, part.free.cores)).collect::<Vec<_>>(),
+        [(0, Some(1)), (4, Some(1))]
+    );
+    assert_eq!(withheld(&refusal), [("9-11,13-15".to_owned(), "other-node"), ("1,5".to_owned(), "sibling-leased")]);
+    // Cores that lack a thread, and single threads.
+    let threads = [0, 0, 1, 2, 2].map(|core| Thread { core, llc: 0, node: 0, class: None });
+    let odd = self::host(&threads);
+    let refusal =
+        place(&odd, "0-4", "0", &request(4, &[&share[..2], &[("threads-per-core", "2")]].concat())).unwrap_err();
+    assert_eq!(withheld(&refusal), [("1".to_owned(), "sibling-leased"), ("2".to_owned(), "too-few-threads")]);
+    let refusal = place(&odd, "0-4", "0", &request(5, &[&share[..2], &[("cores", "thread")]].concat())).unwrap_err();
+    let room = refusal.room.unwrap();
+    assert_eq!((room.needed, room.free), (Amount { cores: None, threads: 5 }, Amount { cores: None, threads: 4 }));
+}
+
+/// A cache that is not known is not one cache, however many CPUs have none.
+#[test]
+fn unknown_caches_are_said_to_be_unknown() {
+    let known = grid(1, 1, 4, 1, false);
+    let cpus = known.cpus().iter().map(|cpu| Cpu { llc: None, ..cpu.clone() });
+    let host = Topology::new(cpus.collect(), known.nodes().to_vec(), CpuSet::new(), vec![]);
+    let refusal = place(&host, "1-3", "", &request(2, &[("cache", "single")])).unwrap_err();
+    assert_eq!(
+        (refusal.code, refusal.reason.as_str()),
+        (
+            Code::Unsatisfiable,
+            "needs 2 whole cores in one last-level cache (2 vCPUs, 1 on each), this host has 0 of them pinnable; the \
+             last-level cache of CPUs 1-3 is not known"
+        )
+    );
 }

@@ -134,16 +134,18 @@ fn capacity() {
     let machine = machine();
     assert_eq!(
         machine.cli(&["capacity"]).printed(),
-        " Pinnable      2-7,10-15   (may be handed out)
- Housekeeping  0-1,8-9   (the host, and emulator threads)
- Leased        2,6,10
- Free          3-5,7,11-15
- Withheld      14   (free, but no whole core: for cores=\"thread\" only)
+        " Pinnable      2-7,10-15   (12 CPUs, 6 whole cores; may be handed out)
+ Housekeeping  0-1,8-9   (4 CPUs, 2 whole cores; the host, and emulator threads)
+ Shared        0-1,3-9,11-15   (14 CPUs, 7 whole cores; for VMs without a lease)
+ Leased        2,6,10   (3 CPUs, 1 whole core)
+ Dedicated     2,10   (2 CPUs, 1 whole core; vCPUs of leases)
+ Free          3-5,7,11-15   (9 CPUs, 4 whole cores)
+ Withheld      14   (1 CPU, 0 whole cores; free, for cores=\"thread\" only)
 
- Node   Whole cores free   Threads free
-----------------------------------------
- 0      1 of 2             2 of 4
- 1      3 of 4             7 of 8
+ Node   Cores free   CPUs free   vCPUs   Parked   Shared   Withheld   Host
+---------------------------------------------------------------------------
+ 0      1 of 2       2 of 4      2       0        6        0          4
+ 1      3 of 4       7 of 8      0       0        8        1          0
 "
     );
     let view = machine.json(&["capacity"]);
@@ -152,11 +154,32 @@ fn capacity() {
         (&nodes[0]["free_cores"], &nodes[1]["free_threads"], &view["withheld"]),
         (&json!(1), &json!(7), &json!("14"))
     );
+    assert_eq!(view["counts"]["dedicated"], json!({ "cpus": 2, "cores": 1 }));
+    assert_eq!(nodes[0]["counts"]["shared"], json!({ "cpus": 6, "cores": 3 }));
+    assert_eq!((&view["llcs"][1]["node"], &view["llcs"][1]["counts"]["free"]["cpus"]), (&json!(1), &json!(7)));
+    let caches = machine.cli(&["capacity", "--llc"]).printed();
+    let table = " LLC   Node   Cores free   CPUs free   vCPUs   Parked   Shared   Withheld\n";
+    assert!(
+        caches.contains(table)
+            && caches.ends_with("\n 4     1      3 of 4       7 of 8      0       0        8        1\n"),
+        "{caches}"
+    );
+    for (policy, more) in
+        [(&[][..], 2), (&["--policy", "nodes=1"], 1), (&["--policy", "numa=single emulator=isolate"], 1)]
+    {
+        let view = machine.json(&[&["capacity", "--for", "2x2"], policy].concat());
+        assert_eq!(view["fits"], json!({ "shape": "2x2", "more": more }), "{policy:?}");
+    }
+    for (policy, code) in
+        [("numa", Code::Usage), ("numa=x", Code::PolicyInvalid), ("cores=thread", Code::PolicyInvalid)]
+    {
+        machine.cli(&["capacity", "--for", "2x2", "--policy", policy]).refused(code);
+    }
     machine.put("/sys/devices/system/cpu/online", "0-9,11-15\n");
     let view = machine.json(&["--pinnable", "2-3,9-11,40", "capacity"]);
     assert_eq!((&view["missing"], &view["pinnable"]), (&json!("10,40"), &json!("2-3,9-11,40")));
     let nothing = Machine::new("").cli(&["capacity"]).printed();
-    assert!(nothing.starts_with(" Pinnable      none   (may be handed out)\n Housekeeping  0-15"), "{nothing}");
+    assert!(nothing.starts_with(" Pinnable      none\n Housekeeping  0-15"), "{nothing}");
 }
 
 #[test]
@@ -266,11 +289,17 @@ It would get:
   emulator       7,15
   I/O threads    0-1,8-9
   nodes          0-1
-  true topology  3 cores of 1 thread\n  note: the XML tells the guest otherwise; `virt-pin transform` prints the <topology>
+  true topology  3 cores of 1 thread
+  note: spans 2 nodes (0-1) where 1 is possible; it would be so once enough is free on one node
+  note: the XML tells the guest otherwise; `virt-pin transform` prints the <topology>
 "
     );
     let view = machine.json(&["explain", "db"]);
-    assert_eq!(keys(&view), ["domain", "plan", "steps", "uuid", "wish"]);
+    assert_eq!(keys(&view), ["advice", "domain", "plan", "steps", "uuid", "wish"]);
+    assert_eq!(
+        (&view["advice"]["spans"], &view["advice"]["possible"]),
+        (&json!({ "nodes": 2, "llcs": 2 }), &json!({ "nodes": 1, "llcs": 1 }))
+    );
     assert_eq!(
         view["plan"],
         json!({
@@ -313,7 +342,21 @@ fn explain_of_a_refusal_is_an_answer_and_a_failure() {
     let refused = &view["refused"];
     assert_eq!((&refused["code"], &refused["message"]), (&json!("cpu.placement.shortage"), &json!(sentence)));
     assert_eq!((&refused["needed"], &refused["free"], &refused["unit"]), (&json!(6), &json!(4), &json!("whole core")));
-    assert_eq!(refused["retry"], true);
+    assert_eq!((&refused["retry"], &refused["retry_when"]), (&json!(true), &json!("when 6 whole cores are free")));
+    let amount = |cores: u32, threads: u32| json!({ "cores": cores, "threads": threads });
+    assert_eq!(
+        refused["room"],
+        json!({
+            "needed": amount(6, 12), "free": amount(4, 9), "pinnable": amount(6, 12),
+            "nodes": [
+                { "node": 0, "free": amount(1, 2), "pinnable": amount(2, 4) },
+                { "node": 1, "free": amount(3, 7), "pinnable": amount(4, 8) },
+            ],
+            "withheld": [{ "cpus": "14", "why": "sibling-leased" }],
+        })
+    );
+    let lines = "  per node: 0 has 1 whole core, 2 threads free; 1 has 3 whole cores, 7 threads free\n  withheld: 14 (sibling leased)\n  hint: ";
+    assert!(run.stderr.contains(lines), "{}", run.stderr);
     // The hook says the same.
     assert_eq!(machine.event(&Vm::new(3, 12).named("big"), "prepare begin").refused(Code::Shortage), sentence);
 }

@@ -414,6 +414,45 @@ fn every_kind_of_refusal_changes_nothing() {
     }
 }
 
+/// Enough is free, but scattered: the refusal says who would have to move.
+#[test]
+fn a_refusal_names_the_moves_that_would_make_room() {
+    // Two nodes with two pinnable cores each.
+    let machine = Machine::new("2-5,10-13");
+    machine.prepare(&Vm::new(7, 2).with("nodes='1'"));
+    machine.prepare(&Vm::new(6, 2).with("nodes='1'"));
+    machine.prepare(&Vm::new(8, 2).with("nodes='0'"));
+    machine.event(&Vm::new(6, 2), "release end shutdown").silent();
+    // Each has to stay on its node.
+    let vm = Vm::new(1, 4).with("numa='single'");
+    let run = machine.event(&vm, "prepare begin");
+    let sentence = "domain \"vm1\": needs 2 whole cores on one node (4 vCPUs, 2 on each), 1 of them free; 2 whole cores and \
+                    4 threads are free in all, but scattered";
+    assert_eq!(run.refused(Code::NeedsRepack), sentence);
+    let free = "  per node: 0 has 1 whole core, 2 threads free; 1 has 1 whole core, 2 threads free\n";
+    assert!(run.stderr.contains(&format!("{free}  hint: held by \"vm7\" 4,12, \"vm8\" 2,10; ")), "{}", run.stderr);
+    // One that may be on either.
+    machine.prepare(&Vm::new(6, 2).with("nodes='1'"));
+    machine.event(&Vm::new(8, 2), "release end shutdown").silent();
+    machine.prepare(&Vm::new(8, 2).named("b"));
+    machine.event(&Vm::new(6, 2), "release end shutdown").silent();
+    let before = machine.everything();
+    for event in ["prepare begin", "migrate begin", "restore begin"] {
+        let run = machine.event(&vm, event);
+        let said =
+            if event == "restore begin" { run.reported(Code::NeedsRepack) } else { run.refused(Code::NeedsRepack) };
+        assert_eq!(said, sentence);
+        let hint = "  hint: moving \"b\" from CPUs 2,10 to 5,13 would make room; or relax numa, cache or cores\n";
+        assert!(run.stderr.ends_with(&format!("{free}{hint}")), "{}", run.stderr);
+    }
+    assert!(machine.everything() == before);
+    // It is true.
+    machine.event(&Vm::new(8, 2).named("b"), "release end shutdown").silent();
+    machine.prepare(&vm);
+    machine.prepare(&Vm::new(8, 2).named("b"));
+    assert_eq!((machine.vcpus_of(&vm), machine.vcpus_of(&Vm::new(8, 2).named("b"))), (vec![2, 10, 3, 11], vec![5, 13]));
+}
+
 #[test]
 fn errors_in_the_policy_name_what_is_accepted() {
     let machine = machine();

@@ -158,3 +158,38 @@ fn mistakes_name_their_line() {
     let long = format!("{{\"op\":\"stop\",\"id\":\"{}\"}}", "a".repeat(2 << 20));
     assert!(simulate(&["--host-shape", "1s4c2t"], &long).2.contains("longer than"));
 }
+
+#[test]
+fn advice_and_moves() {
+    let start = |id: &str, vcpus: u16, policy: &str| {
+        format!("{{\"op\":\"start\",\"id\":\"{id}\",\"vcpus\":{vcpus},\"policy\":{{{policy}}}}}\n")
+    };
+    // Two nodes of four cores. In the end one core of each is free, and one VM could be on either.
+    let mut events = start("a", 2, "\"nodes\":0") + &start("b", 3, "\"nodes\":1") + &start("c", 1, "\"nodes\":1");
+    events += &start("any", 1, "\"cache\":\"any\"");
+    events += "{\"op\":\"stop\",\"id\":\"c\"}\n";
+    let wide = events.clone() + &start("e", 2, "");
+    let (code, lines, stderr) = simulate(&["--host-shape", "2s4c1t"], &wide);
+    assert_eq!((code, stderr.as_str()), (Some(0), ""));
+    let advice = &lines[lines.len() - 2]["advice"];
+    assert_eq!((&advice["spans"]["nodes"], &advice["possible"]["nodes"]), (&2.into(), &1.into()), "{lines:?}");
+    assert_eq!(
+        advice["message"],
+        "spans 2 nodes (0-1) where 1 is possible; it would be so once enough is free on one node"
+    );
+    assert_eq!(advice.get("moves"), None);
+    let (_, lines, _) = simulate(&["--host-shape", "2s4c1t", "--moves"], &wide);
+    let advice = &lines[lines.len() - 2]["advice"];
+    let moved = &advice["moves"][0];
+    assert_eq!(moved["domain"], "any", "{advice}");
+    let (from, to) = (moved["from"].as_str().unwrap(), moved["to"].as_str().unwrap());
+    assert!(advice["message"].as_str().unwrap().ends_with(&format!("if \"any\" from CPUs {from} to {to} moved")));
+    // The same as a refusal.
+    let narrow = events + &start("e", 2, "\"numa\":\"single\"");
+    let (_, lines, _) = simulate(&["--host-shape", "2s4c1t", "--moves"], &narrow);
+    let refused = &lines[lines.len() - 2]["refused"];
+    assert_eq!((&refused["code"], &refused["moves"][0]), (&"cpu.placement.needs-repack".into(), moved));
+    assert_eq!(refused["retry_when"], "when 2 whole cores are free on one node");
+    let (_, lines, _) = simulate(&["--host-shape", "2s4c1t"], &narrow);
+    assert_eq!(lines[lines.len() - 2]["refused"].get("moves"), None);
+}

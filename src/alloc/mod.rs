@@ -29,6 +29,7 @@ mod domains;
 mod groups;
 mod guest;
 mod impossible;
+mod measure;
 mod memory;
 mod pick;
 mod pieces;
@@ -36,9 +37,12 @@ pub mod place;
 pub mod plan;
 pub mod policy;
 pub mod pools;
+pub mod quality;
 pub mod refusal;
+pub mod repack;
 pub mod request;
 pub mod simulation;
+mod sums;
 
 use std::fmt;
 

@@ -1,44 +1,90 @@
-//! Where the host's CPUs stand: how many of them are whose, per node. Pure.
+//! Where the host's CPUs stand: which of them are whose, and which of those lie on which node and in which cache. Pure.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 use super::Supply;
+use super::plan::Plan;
 use super::request::Request;
-use crate::cpuset::{CpuId, CpuSet, NodeId};
+use crate::cpuset::{CpuSet, NodeId};
+use crate::host::{LlcId, Topology};
 
 /// The online CPUs by what they are for. Every online CPU is in exactly one of `housekeeping`, `isolated`, `leased` and
 /// `free`, except leased ones that are no longer pinnable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pools {
+    /// May be handed out, whether free or not.
+    pub pinnable: CpuSet,
     /// For the host and emulator threads.
     pub housekeeping: CpuSet,
     /// Neither pinnable nor housekeeping: the kernel keeps tasks off them, and they were set aside for something else.
     pub isolated: CpuSet,
     /// Held by leases, or in use by their emulator threads.
     pub leased: CpuSet,
+    /// Of the leased ones: vCPUs of dedicated domains.
+    pub dedicated: CpuSet,
+    /// Their siblings, used by nobody.
+    pub parked: CpuSet,
+    /// Their emulator and I/O threads'.
+    pub extra: CpuSet,
+    /// Where domains without a lease may run: online, and neither dedicated nor parked nor extra.
+    pub shared: CpuSet,
     /// Pinnable and held by nobody.
     pub free: CpuSet,
     /// Of the free ones: no part of a whole free core, so only `cores="thread"` requests can have them.
     pub withheld: CpuSet,
     /// Pinnable by configuration, but offline or absent.
     pub missing: CpuSet,
-    /// The same by node; one entry with `None` where the host has no nodes.
-    pub nodes: Vec<NodePools>,
+    /// The online CPUs of each node; one entry with `None` where the host has no nodes.
+    pub nodes: BTreeMap<Option<NodeId>, CpuSet>,
+    /// Those of each last-level cache, by the node that its lowest CPU is on.
+    pub llcs: BTreeMap<(Option<NodeId>, Option<LlcId>), CpuSet>,
 }
 
-/// One node's share.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NodePools {
-    /// The node.
-    pub node: Option<NodeId>,
-    /// Whole cores that may be handed out.
-    pub pinnable_cores: usize,
-    /// Of these: free.
-    pub free_cores: usize,
-    /// Threads that may be handed out.
-    pub pinnable_threads: usize,
-    /// Of these: free.
-    pub free_threads: usize,
+/// The pools of this host now; `plans` are those of the dedicated domains.
+pub fn pools<'p>(supply: &Supply<'_>, plans: impl IntoIterator<Item = &'p Plan>) -> Pools {
+    let topology = supply.topology;
+    let pinnable = supply.handed_out();
+    let free = pinnable.difference(supply.taken);
+    let in_whole = |cpu| topology.siblings(cpu).is_some_and(|core| core.is_subset(&free));
+    let (mut dedicated, mut parked, mut extra) = (CpuSet::new(), CpuSet::new(), CpuSet::new());
+    for plan in plans {
+        dedicated = dedicated.union(&plan.vcpu_cpus());
+        extra = extra.union(&plan.extra);
+        // A sibling that came online later is part of the core all the same.
+        let cores = plan.vcpus.iter().flatten().filter(|_| plan.whole).filter_map(|&cpu| topology.siblings(cpu));
+        parked = cores.fold(parked.union(&plan.parked), |all, core| all.union(core));
+    }
+    let parked = parked.difference(&dedicated).difference(&extra);
+    let (mut nodes, mut llcs) = (BTreeMap::new(), BTreeMap::new());
+    let mut node_of: BTreeMap<Option<LlcId>, Option<NodeId>> = BTreeMap::new();
+    for cpu in topology.cpus().iter().filter(|cpu| cpu.online) {
+        let node = match cpu.llc {
+            Some(_) => *node_of.entry(cpu.llc).or_insert(cpu.node),
+            None => cpu.node,
+        };
+        nodes.entry(cpu.node).or_insert_with(CpuSet::new).insert(cpu.cpu);
+        llcs.entry((node, cpu.llc)).or_insert_with(CpuSet::new).insert(cpu.cpu);
+    }
+    Pools {
+        housekeeping: supply.housekeeping.clone(),
+        isolated: topology.isolated().difference(supply.pinnable).difference(supply.taken),
+        leased: supply.taken.clone(),
+        shared: topology.online().difference(&dedicated).difference(&parked).difference(&extra),
+        withheld: free.iter().filter(|&cpu| !in_whole(cpu)).collect(),
+        missing: supply.pinnable.difference(topology.online()),
+        dedicated,
+        parked,
+        extra,
+        pinnable,
+        free,
+        nodes,
+        llcs,
+    }
+}
+
+/// How many whole cores lie within these CPUs.
+pub fn whole_cores(topology: &Topology, within: &CpuSet) -> usize {
+    topology.cores().values().filter(|core| core.is_subset(within)).count()
 }
 
 /// How many more domains with this request would fit one after the other.
@@ -51,39 +97,4 @@ pub fn how_many_fit(supply: &Supply<'_>, request: &Request) -> usize {
         count += 1;
     }
     count
-}
-
-/// The pools of this host now.
-pub fn pools(supply: &Supply<'_>) -> Pools {
-    let pinnable = supply.handed_out();
-    let free = pinnable.difference(supply.taken);
-    let housekeeping = supply.housekeeping.clone();
-    let isolated = supply.topology.isolated().difference(supply.pinnable).difference(supply.taken);
-    let whole = |within: &CpuSet| -> CpuSet {
-        let cores = supply.topology.cores().values().filter(|core| core.is_subset(within));
-        cores.filter_map(CpuSet::first).collect()
-    };
-    let (whole_pinnable, whole_free) = (whole(&pinnable), whole(&free));
-    let in_whole = |cpu: &CpuId| supply.topology.siblings(*cpu).is_some_and(|core| core.is_subset(&free));
-    let node_of = |cpu: CpuId| supply.topology.cpu(cpu).and_then(|cpu| cpu.node);
-    let ids: BTreeSet<Option<NodeId>> = pinnable.iter().map(node_of).collect();
-    let nodes = ids.into_iter().map(|node| {
-        let count = |set: &CpuSet| set.iter().filter(|&cpu| node_of(cpu) == node).count();
-        NodePools {
-            node,
-            pinnable_cores: count(&whole_pinnable),
-            free_cores: count(&whole_free),
-            pinnable_threads: count(&pinnable),
-            free_threads: count(&free),
-        }
-    });
-    Pools {
-        housekeeping,
-        isolated,
-        leased: supply.taken.clone(),
-        withheld: free.iter().filter(|cpu| !in_whole(cpu)).collect(),
-        missing: supply.pinnable.difference(supply.topology.online()),
-        nodes: nodes.collect(),
-        free,
-    }
 }

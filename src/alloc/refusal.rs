@@ -11,14 +11,16 @@ pub struct Refusal {
     pub reason: String,
     /// What would change the answer, if more particular than the code's general advice.
     pub hint: Option<String>,
-    /// Where it is about room: whole cores (or threads) needed, and free where they would have to be.
-    pub room: Option<Room>,
+    /// When the same request will be honoured, if waiting can help: "when 2 whole cores are free on one node".
+    pub retry_when: Option<String>,
+    /// Where it is about room: how much is needed, how much there is and where.
+    pub room: Option<Box<Room>>,
 }
 
 impl Refusal {
     /// A refusal that is not about room.
     pub fn new(code: Code, reason: impl Into<String>) -> Refusal {
-        Refusal { code, reason: reason.into(), hint: None, room: None }
+        Refusal { code, reason: reason.into(), hint: None, retry_when: None, room: None }
     }
 }
 
@@ -26,6 +28,7 @@ impl From<Refusal> for Error {
     fn from(refusal: Refusal) -> Error {
         let mut error = Error::new(refusal.code, &refusal.reason);
         error.room = refusal.room;
+        error.retry_when = refusal.retry_when;
         match refusal.hint {
             Some(hint) => error.with_hint(hint),
             None => error,

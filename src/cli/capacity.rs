@@ -1,31 +1,40 @@
 //! `virt-pin capacity`: how many CPUs and whole cores are free, leased and withheld.
 
+use std::collections::BTreeMap;
 use std::num::NonZeroU16;
 
 use serde::Serialize;
 
 use super::table::{columns, wrapped};
 use super::{Context, to_json};
-use crate::alloc::policy::{Kind, OtherThreads, Policy, ThreadsPerCore};
-use crate::alloc::pools::{Pools, how_many_fit, pools};
+use crate::alloc::policy::Policy;
+use crate::alloc::pools::{Pools, how_many_fit, pools, whole_cores};
 use crate::alloc::request::Request;
-use crate::cpuset::CpuSet;
+use crate::cpuset::{CpuSet, NodeId};
 use crate::decision::Situation;
 use crate::error::{Code, Error, Result, counted};
+use crate::host::{LlcId, Topology};
+use crate::lock::leases::Lease;
 
 #[derive(Serialize)]
 struct View {
-    pinnable: String,
-    housekeeping: String,
-    isolated: String,
-    leased: String,
-    free: String,
-    withheld: String,
-    missing: String,
-    out_of_reach: String,
+    #[serde(flatten)]
+    lists: BTreeMap<&'static str, String>,
+    counts: Counts,
     nodes: Vec<NodeView>,
+    llcs: Vec<LlcView>,
     #[serde(skip_serializing_if = "Option::is_none")]
     fits: Option<FitView>,
+}
+
+/// By use.
+type Counts = BTreeMap<&'static str, Count>;
+
+#[derive(Clone, Copy, Serialize)]
+struct Count {
+    cpus: usize,
+    /// Whole ones, all of whose threads are counted.
+    cores: usize,
 }
 
 /// How many more VMs of a shape would fit.
@@ -42,51 +51,81 @@ struct NodeView {
     free_cores: usize,
     pinnable_threads: usize,
     free_threads: usize,
+    counts: Counts,
 }
 
-pub(super) fn capacity(context: &Context, shape: Option<&str>) -> Result<String> {
-    let request = shape.map(|shape| request(shape).map(|request| (shape, request))).transpose()?;
+#[derive(Serialize)]
+struct LlcView {
+    llc: Option<u16>,
+    node: Option<u16>,
+    counts: Counts,
+}
+
+/// What is asked for beside the numbers.
+pub(super) struct Options<'a> {
+    /// Also how many more VMs of this shape would fit,
+    pub(super) shape: Option<&'a str>,
+    /// with these attributes.
+    pub(super) policy: &'a [String],
+    /// A table of last-level caches even where each node has one.
+    pub(super) llc: bool,
+}
+
+pub(super) fn capacity(context: &Context, options: &Options<'_>) -> Result<String> {
+    let request =
+        options.shape.map(|shape| request(shape, options.policy).map(|request| (shape, request))).transpose()?;
     let settings = context.settings()?;
-    let situation = Situation::read(&context.root, &settings, None)?.beside(&context.leases()?, None);
-    let pools = pools(&situation.supply());
+    let leases = context.leases()?;
+    let situation = Situation::read(&context.root, &settings, None)?.beside(&leases, None);
+    let pools = pools(&situation.supply(), leases.iter().filter_map(Lease::plan));
     let fits = request
         .map(|(shape, request)| FitView { shape: shape.to_owned(), more: how_many_fit(&situation.supply(), &request) });
+    let uses = uses(&pools);
     if context.json {
-        return to_json(&view(&pools, &settings.pinnable, &situation.out_of_reach, fits));
+        let mut lists: BTreeMap<_, _> = uses.iter().map(|(name, cpus)| (*name, cpus.to_string())).collect();
+        lists.insert("pinnable", settings.pinnable.to_string());
+        lists.insert("out_of_reach", situation.out_of_reach.to_string());
+        return to_json(&view(&situation.topology, &pools, lists, fits));
     }
     let mut out = String::new();
     let mut line = |title: &str, cpus: &CpuSet, meaning: &str| {
-        let list = if cpus.is_empty() { "none".to_owned() } else { cpus.to_string() };
-        out.push_str(&wrapped(&format!(" {title:<13} "), &format!("{list}   {meaning}")));
+        if cpus.is_empty() {
+            out.push_str(&wrapped(&format!(" {title:<13} "), "none"));
+            return;
+        }
+        let Count { cpus: count, cores } = count(&situation.topology, cpus);
+        let meaning = if meaning.is_empty() { String::new() } else { format!("; {meaning}") };
+        let count = format!("({}, {}{meaning})", counted(count as u64, "CPU"), counted(cores as u64, "whole core"));
+        out.push_str(&wrapped(&format!(" {title:<13} "), &format!("{cpus}   {count}")));
     };
-    line("Pinnable", &settings.pinnable, "(may be handed out)");
-    line("Housekeeping", &pools.housekeeping, "(the host, and emulator threads)");
+    line("Pinnable", &settings.pinnable, "may be handed out");
+    line("Housekeeping", &pools.housekeeping, "the host, and emulator threads");
+    line("Shared", &pools.shared, "for VMs without a lease");
     line("Leased", &pools.leased, "");
+    let some = [
+        ("Dedicated", &pools.dedicated, "vCPUs of leases"),
+        ("Parked", &pools.parked, "siblings that nobody uses"),
+        ("Extra", &pools.extra, "emulator and I/O threads"),
+    ];
+    for (title, cpus, meaning) in some {
+        if !cpus.is_empty() {
+            line(title, cpus, meaning);
+        }
+    }
     line("Free", &pools.free, "");
-    if !pools.withheld.is_empty() {
-        line("Withheld", &pools.withheld, "(free, but no whole core: for cores=\"thread\" only)");
+    let some = [
+        ("Withheld", &pools.withheld, "free, for cores=\"thread\" only"),
+        ("Isolated", &pools.isolated, "by the kernel, not pinnable"),
+        ("Missing", &pools.missing, "pinnable, but offline or absent"),
+        ("Out of reach", &situation.out_of_reach, "pinnable, but not for the VMs' cgroup"),
+    ];
+    for (title, cpus, meaning) in some {
+        if !cpus.is_empty() {
+            line(title, cpus, meaning);
+        }
     }
-    if !pools.isolated.is_empty() {
-        line("Isolated", &pools.isolated, "(by the kernel, not pinnable)");
-    }
-    if !pools.missing.is_empty() {
-        line("Missing", &pools.missing, "(pinnable, but offline or absent)");
-    }
-    if !situation.out_of_reach.is_empty() {
-        line("Out of reach", &situation.out_of_reach, "(pinnable, but not for the VMs' cgroup)");
-    }
-    let rows = pools.nodes.iter().map(|node| {
-        vec![
-            node.node.map_or_else(|| "-".to_owned(), |node| node.to_string()),
-            format!("{} of {}", node.free_cores, node.pinnable_cores),
-            format!("{} of {}", node.free_threads, node.pinnable_threads),
-        ]
-    });
-    let rows: Vec<_> = rows.collect();
-    if !rows.is_empty() {
-        out.push('\n');
-        out.push_str(&columns(&["Node", "Whole cores free", "Threads free"], rows));
-    }
+    out.push('\n');
+    out.push_str(&tables(&situation.topology, &pools, options.llc));
     if let Some(fits) = fits {
         let vms = counted(fits.more as u64, "more VM");
         out.push_str(&format!("\n{vms} of {} (cores x threads on each) would fit now.\n", fits.shape));
@@ -94,8 +133,53 @@ pub(super) fn capacity(context: &Context, shape: Option<&str>) -> Result<String>
     Ok(out)
 }
 
+fn uses(pools: &Pools) -> [(&'static str, &CpuSet); 11] {
+    [
+        ("pinnable", &pools.pinnable),
+        ("housekeeping", &pools.housekeeping),
+        ("isolated", &pools.isolated),
+        ("leased", &pools.leased),
+        ("dedicated", &pools.dedicated),
+        ("parked", &pools.parked),
+        ("extra", &pools.extra),
+        ("shared", &pools.shared),
+        ("free", &pools.free),
+        ("withheld", &pools.withheld),
+        ("missing", &pools.missing),
+    ]
+}
+
+fn count(topology: &Topology, cpus: &CpuSet) -> Count {
+    Count { cpus: cpus.len(), cores: whole_cores(topology, cpus) }
+}
+
+/// By node; and by last-level cache, where that says more.
+fn tables(topology: &Topology, pools: &Pools, llc: bool) -> String {
+    let row = |ids: &[Option<u16>], cpus: &CpuSet, further: &[&CpuSet]| {
+        let here = |pool: &CpuSet| count(topology, &pool.intersection(cpus));
+        let (free, pinnable) = (here(&pools.free), here(&pools.pinnable));
+        let mut cells: Vec<String> =
+            ids.iter().map(|id| id.map_or_else(|| "-".to_owned(), |id| id.to_string())).collect();
+        cells.push(format!("{} of {}", free.cores, pinnable.cores));
+        cells.push(format!("{} of {}", free.cpus, pinnable.cpus));
+        let rest = [&pools.dedicated, &pools.parked, &pools.shared, &pools.withheld];
+        cells.extend(rest.iter().chain(further).map(|pool| here(pool).cpus.to_string()));
+        cells
+    };
+    let titles = ["Cores free", "CPUs free", "vCPUs", "Parked", "Shared", "Withheld"];
+    let rows = pools.nodes.iter().map(|(node, cpus)| row(&[node.map(|node| node.0)], cpus, &[&pools.housekeeping]));
+    let mut out = columns(&[&["Node"][..], &titles, &["Host"]].concat(), rows.collect());
+    if llc || pools.llcs.len() > pools.nodes.len() {
+        let ids = |(node, llc): &(Option<NodeId>, Option<LlcId>)| [llc.map(|llc| llc.0), node.map(|node| node.0)];
+        let rows = pools.llcs.iter().map(|(place, cpus)| row(&ids(place), cpus, &[]));
+        out.push('\n');
+        out.push_str(&columns(&[&["LLC", "Node"][..], &titles].concat(), rows.collect()));
+    }
+    out
+}
+
 /// A VM of so many whole cores with so many vCPUs on each: `4x2`.
-fn request(shape: &str) -> Result<Request> {
+fn request(shape: &str, words: &[String]) -> Result<Request> {
     let counts = shape.split_once('x').and_then(|(cores, threads)| {
         let (cores, threads): (u16, NonZeroU16) = (cores.parse().ok()?, threads.parse().ok()?);
         Some((cores.checked_mul(threads.get()).filter(|&vcpus| vcpus > 0)?, threads))
@@ -103,35 +187,45 @@ fn request(shape: &str) -> Result<Request> {
     let (vcpus, threads) = counts.ok_or_else(|| {
         Error::new(Code::Usage, format!("--for \"{shape}\": not CORESxTHREADS, such as 4x2 for 8 vCPUs on 4 cores"))
     })?;
-    let policy = Policy {
-        kind: Kind::Dedicated,
-        threads_per_core: ThreadsPerCore::Exactly(threads),
-        // Only the vCPUs' cores are asked about.
-        emulator: OtherThreads::Share,
-        iothreads: OtherThreads::Share,
-        ..Policy::default()
-    };
+    let mut attributes = vec![("policy", "dedicated")];
+    for word in words.iter().flat_map(|words| words.split_whitespace()) {
+        attributes.push(word.split_once('=').ok_or_else(|| {
+            Error::new(Code::Usage, format!("--policy \"{word}\": not NAME=VALUE, such as numa=single"))
+        })?);
+    }
+    // Unless they are named, only the vCPUs' cores are asked about.
+    for others in ["emulator", "iothreads"] {
+        if !attributes.iter().any(|(name, _)| *name == others) {
+            attributes.push((others, "share"));
+        }
+    }
+    let threads = threads.to_string();
+    attributes.push(("threads-per-core", &threads));
+    let policy = Policy::from_attributes(attributes)?;
     Ok(Request::new(vcpus, policy))
 }
 
-fn view(pools: &Pools, pinnable: &CpuSet, out_of_reach: &CpuSet, fits: Option<FitView>) -> View {
-    let nodes = pools.nodes.iter().map(|node| NodeView {
-        node: node.node.map(|node| node.0),
-        pinnable_cores: node.pinnable_cores,
-        free_cores: node.free_cores,
-        pinnable_threads: node.pinnable_threads,
-        free_threads: node.free_threads,
+fn view(topology: &Topology, pools: &Pools, lists: BTreeMap<&'static str, String>, fits: Option<FitView>) -> View {
+    let counts = |within: &CpuSet| -> Counts {
+        uses(pools).into_iter().map(|(name, cpus)| (name, count(topology, &cpus.intersection(within)))).collect()
+    };
+    let nodes = pools.nodes.iter().map(|(node, cpus)| {
+        let here = |pool: &CpuSet| count(topology, &pool.intersection(cpus));
+        let (pinnable, free) = (here(&pools.pinnable), here(&pools.free));
+        NodeView {
+            node: node.map(|node| node.0),
+            pinnable_cores: pinnable.cores,
+            free_cores: free.cores,
+            pinnable_threads: pinnable.cpus,
+            free_threads: free.cpus,
+            counts: counts(cpus),
+        }
     });
-    View {
-        pinnable: pinnable.to_string(),
-        housekeeping: pools.housekeeping.to_string(),
-        isolated: pools.isolated.to_string(),
-        leased: pools.leased.to_string(),
-        free: pools.free.to_string(),
-        withheld: pools.withheld.to_string(),
-        missing: pools.missing.to_string(),
-        out_of_reach: out_of_reach.to_string(),
-        nodes: nodes.collect(),
-        fits,
-    }
+    let llcs = pools.llcs.iter().map(|((node, llc), cpus)| LlcView {
+        llc: llc.map(|llc| llc.0),
+        node: node.map(|node| node.0),
+        counts: counts(cpus),
+    });
+    let all = uses(pools).into_iter().map(|(name, cpus)| (name, count(topology, cpus)));
+    View { lists, counts: all.collect(), nodes: nodes.collect(), llcs: llcs.collect(), fits }
 }

@@ -100,7 +100,7 @@ fn host(context: &Context, settings: &Settings, findings: &mut Findings) {
     };
     let losses = situation.topology.losses();
     findings.unless("host", "topology is fully known", (!losses.is_empty()).then(|| losses.join("; ")));
-    let pools = pools(&situation.supply());
+    let pools = pools(&situation.supply(), []);
     if settings.pinnable.is_empty() {
         let message = "none: every dedicated VM is refused (set pinnable_cpus in /etc/virt-pin/virt-pin.toml)";
         return findings.add("host", "CPUs may be handed out", Verdict::Warn, message);

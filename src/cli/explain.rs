@@ -2,12 +2,17 @@
 
 use serde::Serialize;
 
-use super::{Answer, Context, subject, to_json};
+use super::advice::{self, How};
+use super::{Answer, Context, failure, subject, to_json};
 use crate::alloc::plan::Plan;
+use crate::alloc::repack::Extent;
+use crate::alloc::request::Request;
+use crate::alloc::{self, quality};
 use crate::cpuset::{CpuId, CpuSet};
 use crate::decision::{self, Dedicated, Situation, Wish};
 use crate::error::{Error, Result, counted, printable};
-use crate::lock::leases::{Holds, Lease};
+use crate::lock::leases::{Holds, Lease, Leases};
+use crate::uuid::DomainUuid;
 use crate::xml::read::Identity;
 use crate::xml::{Domain, read, realtime};
 
@@ -31,6 +36,8 @@ struct View<'a> {
     degraded: Option<Why>,
     #[serde(skip_serializing_if = "Option::is_none")]
     refused: Option<serde_json::Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    advice: Option<advice::View>,
     /// The guest's own topology is another than the plan's.
     #[serde(skip)]
     tells_otherwise: bool,
@@ -101,6 +108,7 @@ pub(super) fn explain(context: &Context, what: &str) -> Result<Answer> {
         runs_degraded: None,
         degraded: None,
         refused: None,
+        advice: None,
         tells_otherwise: false,
     };
     let failed = match wish.map_err(|error| decision::about(error, &identity.name, None))? {
@@ -111,7 +119,7 @@ pub(super) fn explain(context: &Context, what: &str) -> Result<Answer> {
             None
         }
     };
-    view.refused = failed.as_ref().map(super::error_value);
+    view.refused = failed.as_ref().map(failure::value);
     let text = if context.json { to_json(&view)? } else { render(&view) };
     Ok(Answer { text, failed })
 }
@@ -159,6 +167,7 @@ fn dedicated(
         Ok(plan) => {
             view.held = existing == Some(&plan);
             view.tells_otherwise = plan.guest.is_some() && plan.guest != read::topology(domain)?;
+            view.advice = advise(&situation, &wish.request, &plan, (&leases, identity.uuid));
             view.plan = Some(plan);
             return Ok(None);
         }
@@ -173,11 +182,34 @@ fn dedicated(
             }
             Ok(None)
         }
-        Err(error) => Ok(Some(decision::about(error, &identity.name, Some((&leases, identity.uuid))))),
+        Err(error) => {
+            let error = situation.with_moves(error, &wish.request, &leases, identity.uuid);
+            Ok(Some(decision::about(error, &identity.name, Some((&leases, identity.uuid)))))
+        }
     }
 }
 
-fn describe(request: &crate::alloc::request::Request) -> String {
+fn advise(
+    situation: &Situation,
+    request: &Request,
+    plan: &Plan,
+    (leases, domain): (&Leases, Option<DomainUuid>),
+) -> Option<advice::View> {
+    let supply = situation.supply();
+    let advice = quality::advise(&supply, request, plan).map(|advice| {
+        // What it holds may be from a time when the host was fuller.
+        let anew = alloc::plan(&supply, request);
+        if anew.is_ok_and(|anew| Extent::of(&situation.topology, &anew) < advice.spans) {
+            return (advice, How::Anew);
+        }
+        let moves = situation.moves(request, leases, domain, Some(advice.goal()));
+        (advice, How::Moves(moves.unwrap_or_default()))
+    });
+    let fit = quality::fit(&supply, request, plan);
+    advice::View::new(advice.as_ref().map(|(advice, how)| (advice, how)), fit)
+}
+
+fn describe(request: &Request) -> String {
     use crate::alloc::policy::{Cores, ThreadsPerCore};
     let cores = match (request.policy.cores, request.policy.threads_per_core) {
         (Cores::Thread, _) => "on single threads".to_owned(),
@@ -212,6 +244,9 @@ fn render(view: &View<'_>) -> String {
         if guest.threads == 1 && !plan.parked.is_empty() && plan.parked.len() < plan.vcpus.len() {
             out.push_str("  note: an odd number of vCPUs on cores of several threads: the guest sees each as a core\n");
         }
+    }
+    if let Some(advice) = &view.advice {
+        out.push_str(&format!("  note: {}\n", printable(&advice.message)));
     }
     if view.tells_otherwise {
         out.push_str("  note: the XML tells the guest otherwise; `virt-pin transform` prints the <topology>\n");

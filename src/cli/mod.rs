@@ -4,9 +4,11 @@
 //! a libvirt daemon, from the files that libvirt and the hook leave (only `sync` talks to libvirt), so nothing here hangs
 //! when libvirt does.
 
+mod advice;
 mod capacity;
 mod check;
 mod explain;
+mod failure;
 mod gather;
 mod install;
 mod lease;
@@ -65,6 +67,12 @@ enum Verb {
         /// Also say how many more VMs of so many cores and threads on each would fit, such as 4x2.
         #[arg(long = "for", value_name = "CORESxTHREADS")]
         shape: Option<String>,
+        /// Attributes of the policy of those VMs, such as numa=single; may be given several times.
+        #[arg(long, value_name = "NAME=VALUE", requires = "shape")]
+        policy: Vec<String>,
+        /// Also by last-level cache where each node has only one.
+        #[arg(long)]
+        llc: bool,
     },
     /// Draw the machine: every hardware thread, and who has it.
     Map {
@@ -98,6 +106,9 @@ enum Verb {
         /// A host by its numbers: 2s8c2t,numa=2,llc=4.
         #[arg(long, value_name = "SHAPE", conflicts_with = "host")]
         host_shape: Option<String>,
+        /// Also look for the VMs whose move would make room, or a better place. Takes its time.
+        #[arg(long)]
+        moves: bool,
     },
     /// Check the host, the configuration, the hook and the leases against reality.
     Check,
@@ -187,14 +198,14 @@ pub fn main() -> ExitCode {
                 let text = error.to_string();
                 let first = text.lines().next().unwrap_or_default();
                 let error = Error::new(Code::Usage, first.trim_start_matches("error: "));
-                let _ = io::stdout().write_all((error_json(&error) + "\n").as_bytes());
+                let _ = io::stdout().write_all((failure::json(&error) + "\n").as_bytes());
             }
             return ExitCode::from(Code::Usage.exit());
         }
     };
     let json = arguments.json;
     let answer = run(arguments).unwrap_or_else(|error| {
-        let text = if json { error_json(&error) + "\n" } else { String::new() };
+        let text = if json { failure::json(&error) + "\n" } else { String::new() };
         Answer { text, failed: Some(error) }
     });
     let mut stdout = io::stdout().lock();
@@ -224,10 +235,14 @@ fn run(arguments: Arguments) -> Result<Answer> {
     let text = match arguments.verb {
         Verb::Explain { subject } => return explain::explain(&context, &subject),
         Verb::Check => return check::check(&context),
-        Verb::Simulate { events, host_shape } => return simulate::simulate(&context, &events, host_shape.as_deref()),
+        Verb::Simulate { events, host_shape, moves } => {
+            return simulate::simulate(&context, &events, host_shape.as_deref(), moves);
+        }
         Verb::List => lease::list(&context),
         Verb::Lease { domain } => lease::lease(&context, &domain),
-        Verb::Capacity { shape } => capacity::capacity(&context, shape.as_deref()),
+        Verb::Capacity { shape, policy, llc } => {
+            capacity::capacity(&context, &capacity::Options { shape: shape.as_deref(), policy: &policy, llc })
+        }
         Verb::Map { svg } => map::map(&context, svg.as_deref()),
         Verb::Topology => topology::topology(&context),
         Verb::Transform { file } => transform::transform(&context, &file),
@@ -271,28 +286,6 @@ fn write_new(file: &Path, text: &str) -> Result<()> {
 fn to_json(value: &impl serde::Serialize) -> Result<String> {
     let text = serde_json::to_string(value);
     text.map(|text| text + "\n").map_err(|error| Error::new(Code::Internal, "cannot write JSON").because(error))
-}
-
-/// `{"error":{"code","message","causes","hint"}}`
-fn error_json(error: &Error) -> String {
-    serde_json::json!({ "error": error_value(error) }).to_string()
-}
-
-/// An error as JSON; `needed`, `free` and `unit` where it is about room.
-fn error_value(error: &Error) -> serde_json::Value {
-    let mut value = serde_json::json!({
-        "code": error.code.name(),
-        "message": error.message,
-        "causes": error.causes(),
-        "hint": error.hint.as_deref().unwrap_or(error.code.advice()),
-        "retry": error.code.retry(),
-    });
-    if let (Some(room), Some(object)) = (error.room, value.as_object_mut()) {
-        object.insert("needed".to_owned(), room.needed.into());
-        object.insert("free".to_owned(), room.free.into());
-        object.insert("unit".to_owned(), room.unit.into());
-    }
-    value
 }
 
 #[cfg(test)]

@@ -9,14 +9,17 @@ use std::io::{self, BufRead, BufReader, Write};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::{Answer, Context, to_json};
+use super::advice::{self, How};
+use super::{Answer, Context, failure, to_json};
 use crate::alloc::plan::Plan;
-use crate::alloc::policy::{Kind, Policy};
+use crate::alloc::policy::{Kind, OtherThreads, Policy};
 use crate::alloc::refusal::Refusal;
+use crate::alloc::repack::{self, Extent, Mover};
 use crate::alloc::request::{GuestMemory, Pages, Request};
 use crate::alloc::simulation::Simulation;
+use crate::alloc::{Supply, quality};
 use crate::cpuset::{CpuId, CpuSet};
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Moved, Result};
 use crate::host::{shape, sysfs};
 
 /// No event is longer.
@@ -62,15 +65,21 @@ struct Totals {
     llcs_spanned: usize,
 }
 
-pub(super) fn simulate(context: &Context, events: &str, host_shape: Option<&str>) -> Result<Answer> {
+pub(super) fn simulate(context: &Context, events: &str, host_shape: Option<&str>, moves: bool) -> Result<Answer> {
     let host = match host_shape {
         Some(text) => shape::parse(text)?,
         None => sysfs::read(&context.root)?,
     };
     // Without a word on it, everything is pinnable: this is about placement, not about one operator's allowlist.
     let pinnable = context.pinnable.clone().unwrap_or_else(|| host.possible().union(host.online()));
-    let mut run =
-        Run { simulation: Simulation::new(host, pinnable), defined: BTreeMap::new(), totals: Totals::default() };
+    let mut run = Run {
+        simulation: Simulation::new(host, pinnable.clone()),
+        pinnable,
+        requests: BTreeMap::new(),
+        moves,
+        defined: BTreeMap::new(),
+        totals: Totals::default(),
+    };
     let input: Box<dyn BufRead> = if events == "-" {
         Box::new(io::stdin().lock())
     } else {
@@ -125,6 +134,11 @@ fn lines(input: Box<dyn BufRead>) -> impl Iterator<Item = std::result::Result<St
 
 struct Run {
     simulation: Simulation,
+    pinnable: CpuSet,
+    /// What those that run have asked for.
+    requests: BTreeMap<String, Request>,
+    /// Whether to look for the leases that would have to move.
+    moves: bool,
     defined: BTreeMap<String, Event>,
     totals: Totals,
 }
@@ -149,22 +163,25 @@ impl Run {
                 Ok(json!({ "op": "define", "id": id }))
             }
             Op::Stop => match self.simulation.stop(&id) {
-                Some(plan) => Ok(json!({ "op": "stop", "id": id, "freed": plan.exclusive().to_string() })),
-                None => Ok(refused("stop", &id, &Refusal::new(Code::DomainUnknown, "it does not run"))),
+                Some(plan) => {
+                    self.requests.remove(&id);
+                    Ok(json!({ "op": "stop", "id": id, "freed": plan.exclusive().to_string() }))
+                }
+                None => Ok(refused("stop", &id, &Error::new(Code::DomainUnknown, "it does not run"))),
             },
             Op::Start | Op::Offline | Op::Online => {
                 // A start that says nothing of what it needs is one of what was defined.
                 let definition = if event.vcpus.is_none() { self.defined.get(&id) } else { Some(&event) };
                 let Some(definition) = definition else {
                     return Ok(
-                        self.refuse(&id, &Refusal::new(Code::DomainUnknown, "it is not defined, and has no \"vcpus\""))
+                        self.refuse(&id, Refusal::new(Code::DomainUnknown, "it is not defined, and has no \"vcpus\""))
                     );
                 };
                 let request = match request(definition) {
                     Ok(request) => request,
                     Err(error) if matches!(error.code, Code::PolicyInvalid | Code::PolicyUnsupported) => {
                         let hint = error.hint;
-                        return Ok(self.refuse(&id, &Refusal { hint, ..Refusal::new(error.code, error.message) }));
+                        return Ok(self.refuse(&id, Refusal { hint, ..Refusal::new(error.code, error.message) }));
                     }
                     Err(error) => return Err(error),
                 };
@@ -172,21 +189,21 @@ impl Run {
                     return Ok(json!({ "op": "start", "id": id, "shared": true }));
                 }
                 match self.simulation.start(&id, &request).cloned() {
-                    Ok(plan) => Ok(self.started(&id, &plan)),
-                    Err(refusal) => Ok(self.refuse(&id, &refusal)),
+                    Ok(plan) => Ok(self.started(&id, request, &plan)),
+                    Err(refusal) => Ok(self.refuse_start(&id, &request, refusal)),
                 }
             }
         }
     }
 
-    fn started(&mut self, id: &str, plan: &Plan) -> serde_json::Value {
+    fn started(&mut self, id: &str, request: Request, plan: &Plan) -> serde_json::Value {
         let llc = |cpu: CpuId| self.simulation.host().cpu(cpu).and_then(|cpu| cpu.llc).map(|llc| llc.0);
         let llcs: BTreeSet<u16> = plan.vcpus.iter().flatten().filter_map(|&cpu| llc(cpu)).collect();
         let numbers = |set: &CpuSet| set.iter().map(|cpu| cpu.0).collect::<Vec<_>>();
         self.totals.started += 1;
         self.totals.nodes_spanned += plan.nodes.len();
         self.totals.llcs_spanned += llcs.len();
-        json!({
+        let mut answer = json!({
             "op": "start",
             "id": id,
             "cpus": plan.vcpus.iter().map(|cpu| cpu.map(|cpu| cpu.0)).collect::<Vec<_>>(),
@@ -196,13 +213,52 @@ impl Run {
             "nodes": plan.nodes.iter().map(|node| node.0).collect::<Vec<_>>(),
             "llcs": llcs,
             "topology": plan.guest.map(|guest| json!([guest.sockets, guest.dies, guest.cores, guest.threads])),
-        })
+        });
+        if let (Some(advice), Some(object)) = (self.advice(id, &request, plan), answer.as_object_mut()) {
+            object.insert("advice".to_owned(), json!(advice));
+        }
+        self.requests.insert(id.to_owned(), request);
+        answer
     }
 
-    fn refuse(&mut self, id: &str, refusal: &Refusal) -> serde_json::Value {
+    fn advice(&self, id: &str, request: &Request, plan: &Plan) -> Option<advice::View> {
+        let ground = self.beside(id);
+        let advice = quality::advise(&ground.supply(self), &ground.asked(request), plan)?;
+        let moves = if self.moves { ground.moves(self, request, Some(advice.goal())) } else { None };
+        advice::View::new(Some((&advice, &How::Moves(moves.unwrap_or_default()))), None)
+    }
+
+    fn refuse_start(&mut self, id: &str, request: &Request, refusal: Refusal) -> serde_json::Value {
+        let scattered = self.moves && refusal.code == Code::NeedsRepack;
+        let moves = scattered.then(|| {
+            let ground = self.beside(id);
+            ground.moves(self, request, None)
+        });
+        let error = Error::from(refusal);
+        let error = match moves.flatten() {
+            Some(moves) => error.with_moves(moves),
+            None => error,
+        };
+        self.refuse_with(id, error)
+    }
+
+    /// The host as a start of this domain meets it.
+    fn beside(&self, id: &str) -> Ground {
+        let others = self.simulation.running().iter().filter(|(other, _)| *other != id);
+        let taken = others.fold(CpuSet::new(), |taken, (_, plan)| taken.union(&plan.exclusive()));
+        let host = self.simulation.host();
+        let housekeeping = host.online().difference(&self.pinnable).difference(&host.isolated()).difference(&taken);
+        Ground { taken, housekeeping }
+    }
+
+    fn refuse(&mut self, id: &str, refusal: Refusal) -> serde_json::Value {
+        self.refuse_with(id, Error::from(refusal))
+    }
+
+    fn refuse_with(&mut self, id: &str, error: Error) -> serde_json::Value {
         self.totals.refused += 1;
-        *self.totals.refused_by_code.entry(refusal.code.name()).or_default() += 1;
-        refused("start", id, refusal)
+        *self.totals.refused_by_code.entry(error.code.name()).or_default() += 1;
+        refused("start", id, &error)
     }
 
     /// The totals, and where the host stands at the end.
@@ -218,8 +274,47 @@ impl Run {
     }
 }
 
-fn refused(op: &str, id: &str, refusal: &Refusal) -> serde_json::Value {
-    json!({ "op": op, "id": id, "refused": super::error_value(&Error::from(refusal.clone())) })
+/// What a start finds: who is there, and where the host's own work runs.
+struct Ground {
+    taken: CpuSet,
+    housekeeping: CpuSet,
+}
+
+impl Ground {
+    fn supply<'a>(&'a self, run: &'a Run) -> Supply<'a> {
+        let Ground { taken, housekeeping } = self;
+        Supply { topology: run.simulation.host(), pinnable: &run.pinnable, taken, housekeeping }
+    }
+
+    /// The request as the simulation asks for it: without housekeeping CPUs other threads are taken to run elsewhere.
+    fn asked(&self, request: &Request) -> Request {
+        let mut asked = request.clone();
+        for others in [&mut asked.policy.emulator, &mut asked.policy.iothreads] {
+            if self.housekeeping.is_empty() && *others == OtherThreads::Housekeeping {
+                *others = OtherThreads::Share;
+            }
+        }
+        asked
+    }
+
+    fn moves(&self, run: &Run, request: &Request, goal: Option<Extent>) -> Option<Vec<Moved>> {
+        let running = run.requests.iter().filter_map(|(id, request)| {
+            let cpus = run.simulation.running().get(id)?.exclusive();
+            // Who is started already does not move for itself.
+            cpus.is_subset(&self.taken).then(|| Mover { id, request: self.asked(request), cpus })
+        });
+        let moves = repack::moves(&self.supply(run), &self.asked(request), &running.collect::<Vec<_>>(), goal)?;
+        let moved = moves.into_iter().map(|one| Moved {
+            domain: one.id.clone(),
+            from: one.from.to_string(),
+            to: one.to.to_string(),
+        });
+        Some(moved.collect())
+    }
+}
+
+fn refused(op: &str, id: &str, error: &Error) -> serde_json::Value {
+    json!({ "op": op, "id": id, "refused": failure::value(error) })
 }
 
 /// What a definition or a start asks for; dedicated unless the policy says otherwise.

@@ -5,6 +5,7 @@
 use super::call::Operation;
 use super::sync;
 use crate::alloc::plan::Plan;
+use crate::alloc::quality;
 use crate::config::settings::Settings;
 use crate::cpuset::CpuSet;
 use crate::decision::{self, Dedicated, Situation, Wish};
@@ -93,22 +94,23 @@ impl Event<'_> {
         let void = reclaim(self.root, &mut leases)?;
         self.refuse_beside_living(&leases)?;
         let existing = leases.get(self.uuid).cloned();
-        let plan = situation.beside(&leases, Some(self.uuid)).plan(
-            wish,
-            existing.as_ref().and_then(Lease::plan),
-            !preparing,
-            &mut |_| {},
-        );
-        let plan = match plan {
+        let situation = situation.beside(&leases, Some(self.uuid));
+        let held = existing.as_ref().and_then(Lease::plan);
+        let plan = match situation.plan(wish, held, !preparing, &mut |_| {}) {
             Ok(plan) => plan,
-            Err(refusal) => {
-                let degraded = wish.fall_back(refusal, &leases, Some(self.uuid));
-                let holds = degraded
-                    .map_err(|error| decision::about(error, &self.identity.name, Some((&leases, Some(self.uuid)))))?;
-                self.hold(state, leases, void, holds)?;
-                // Nothing of ours is in the XML, and nothing in it is taken away.
-                return Ok(self.domain.text().to_owned());
-            }
+            Err(refusal) => match wish.fall_back(refusal, &leases, Some(self.uuid)) {
+                Ok(holds) => {
+                    self.hold(state, leases, void, holds)?;
+                    // Nothing of ours is in the XML, and nothing in it is taken away.
+                    return Ok(self.domain.text().to_owned());
+                }
+                Err(refusal) => {
+                    // A refusal changes nothing, and nobody waits for it to be explained.
+                    drop(state);
+                    let refusal = situation.with_moves(refusal, &wish.request, &leases, Some(self.uuid));
+                    return Err(decision::about(refusal, &self.identity.name, Some((&leases, Some(self.uuid)))));
+                }
+            },
         };
         let scope = if preparing { Scope::Everything } else { Scope::PlacementOnly };
         let edits = pin::rewrite(self.domain, &plan, scope).map_err(|error| self.named(error))?;
@@ -153,7 +155,9 @@ impl Event<'_> {
             }
         }
         drop(state);
-        self.record(None, Some(&plan.exclusive()), "lease granted");
+        let advice = quality::advise(&situation.supply(), &wish.request, &plan);
+        let advice = advice.map(|advice| format!("; it {}", advice.sentence())).unwrap_or_default();
+        self.record(None, Some(&plan.exclusive()), &format!("lease granted{advice}"));
         Ok(output)
     }
 

@@ -17,6 +17,7 @@ use super::{Context, to_json, write_new};
 use crate::alloc::pools::pools;
 use crate::decision::Situation;
 use crate::error::Result;
+use crate::lock::leases::Lease;
 use model::Map;
 use text::Style;
 
@@ -36,7 +37,8 @@ struct CpuView {
 pub(super) fn map(context: &Context, file: Option<&Path>) -> Result<String> {
     let leases = context.leases()?;
     let situation = Situation::read(&context.root, &context.settings()?, None)?.beside(&leases, None);
-    let map = Map::new(&situation.topology, &leases, &pools(&situation.supply()));
+    let map =
+        Map::new(&situation.topology, &leases, &pools(&situation.supply(), leases.iter().filter_map(Lease::plan)));
     if let Some(file) = file {
         write_new(file, &svg::render(&map))?;
     }

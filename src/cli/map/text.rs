@@ -232,7 +232,7 @@ mod tests {
         leases.put(lease(3, Holds::Static(set("4-5"))));
         let (pinnable, taken, housekeeping) = (set("0-1,6"), set("0-1,4-6"), CpuSet::new());
         let supply = Supply { topology: &topology, pinnable: &pinnable, taken: &taken, housekeeping: &housekeeping };
-        render(&Map::new(&topology, &leases, &pools(&supply)), style)
+        render(&Map::new(&topology, &leases, &pools(&supply, [])), style)
     }
 
     #[test]
