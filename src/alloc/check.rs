@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Supply;
-use super::plan::Plan;
+use super::plan::{PlacedCell, Plan};
 use super::policy::{Cores, GuestView, OtherThreads, Span, ThreadsPerCore};
 use super::refusal::Refusal;
-use super::request::Request;
+use super::request::{GuestCell, Request};
 use crate::cpuset::{CpuId, CpuSet, NodeId};
 use crate::error::Code;
 use crate::host::CoreId;
@@ -92,6 +92,9 @@ pub fn check(supply: &Supply<'_>, request: &Request, plan: &Plan) -> Result<(), 
     if request.policy.cache == Span::Single && llcs.len() > 1 {
         return broken("cache=single spans one last-level cache");
     }
+    if !cells_are_the_guests(request, plan) {
+        return broken("the guest's NUMA cells are all there, with all of its memory");
+    }
     let policy = &request.policy;
     let elsewhere = |cpu: &CpuId| {
         let cpu = supply.topology.cpu(*cpu);
@@ -140,6 +143,20 @@ fn cells(supply: &Supply<'_>, request: &Request, plan: &Plan) -> Result<(), ()> 
         }
     }
     Ok(())
+}
+
+/// Whether the plan's cells are those that the guest has, or, made for it, hold every vCPU once and its memory together.
+fn cells_are_the_guests(request: &Request, plan: &Plan) -> bool {
+    if !request.cells.is_empty() {
+        let same =
+            |(own, placed): (&GuestCell, &PlacedCell)| own.vcpus == placed.vcpus && Some(own.bytes) == placed.bytes;
+        return plan.cells.len() == request.cells.len() && request.cells.iter().zip(&plan.cells).all(same);
+    }
+    let all = plan.cells.iter().fold(CpuSet::new(), |all, cell| all.union(&cell.vcpus));
+    let count: usize = plan.cells.iter().map(|cell| cell.vcpus.len()).sum();
+    let bytes: Option<u64> = plan.cells.iter().map(|cell| cell.bytes).sum();
+    plan.cells.is_empty()
+        || (count == plan.vcpus.len() && all.len() == count && bytes == request.memory.map(|memory| memory.bytes))
 }
 
 /// Cells on different nodes; without cells as many vCPUs on each node as on the others, give or take one core.
