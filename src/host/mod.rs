@@ -14,6 +14,7 @@ pub mod shape;
 pub mod sysfs;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use crate::cpuset::{CpuId, CpuSet, NodeId};
 
@@ -70,6 +71,13 @@ pub struct HugePages {
     pub free: u64,
 }
 
+impl HugePages {
+    /// Memory reserved for them, in bytes.
+    pub fn total_bytes(&self) -> u64 {
+        self.total.saturating_mul(self.size_kib).saturating_mul(1024)
+    }
+}
+
 /// One NUMA node; it may lack CPUs or memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
@@ -87,13 +95,19 @@ pub struct Node {
     pub distances: Vec<(NodeId, u32)>,
 }
 
-/// A machine's CPUs and nodes: immutable.
+/// A machine's CPUs and nodes: immutable, and cheap to copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Topology {
-    /// Ascending by number, each once.
-    cpus: Vec<Cpu>,
+    processors: Arc<Processors>,
     /// Ascending by number, each once.
     nodes: Vec<Node>,
+}
+
+/// The part of a topology that stays as it is while memory comes and goes.
+#[derive(Debug, PartialEq, Eq)]
+struct Processors {
+    /// Ascending by number, each once.
+    cpus: Vec<Cpu>,
     losses: Vec<String>,
     online: CpuSet,
     possible: CpuSet,
@@ -104,11 +118,9 @@ pub struct Topology {
 impl Topology {
     /// A topology of these CPUs (those present, online or not) and nodes. `possible` may name more CPUs than exist;
     /// `losses` says in sentences what could not be read and how it was modelled.
-    pub fn new(mut cpus: Vec<Cpu>, mut nodes: Vec<Node>, possible: CpuSet, losses: Vec<String>) -> Topology {
+    pub fn new(mut cpus: Vec<Cpu>, nodes: Vec<Node>, possible: CpuSet, losses: Vec<String>) -> Topology {
         cpus.sort_by_key(|cpu| cpu.cpu);
         cpus.dedup_by_key(|cpu| cpu.cpu);
-        nodes.sort_by_key(|node| node.node);
-        nodes.dedup_by_key(|node| node.node);
         let mut cores: BTreeMap<CoreId, CpuSet> = BTreeMap::new();
         for cpu in cpus.iter().filter(|cpu| cpu.online) {
             if let Some(core) = cpu.core {
@@ -116,12 +128,35 @@ impl Topology {
             }
         }
         let online = cpus.iter().filter(|cpu| cpu.online).map(|cpu| cpu.cpu).collect();
-        Topology { cpus, nodes, losses, online, possible, cores }
+        let processors = Arc::new(Processors { cpus, losses, online, possible, cores });
+        Topology { processors, nodes: Vec::new() }.with_nodes(nodes)
+    }
+
+    /// The same CPUs beside these nodes.
+    #[must_use]
+    pub fn with_nodes(&self, mut nodes: Vec<Node>) -> Topology {
+        nodes.sort_by_key(|node| node.node);
+        nodes.dedup_by_key(|node| node.node);
+        Topology { processors: Arc::clone(&self.processors), nodes }
+    }
+
+    /// The same machine with all its memory and huge pages unused.
+    #[must_use]
+    pub fn idle(&self) -> Topology {
+        let idle = self.nodes.iter().cloned().map(|node| {
+            let huge_pages = node.huge_pages.iter().map(|pages| HugePages { free: pages.total, ..*pages });
+            let huge_pages: Vec<_> = huge_pages.collect();
+            // What huge pages are made of is no ordinary memory.
+            let reserved = huge_pages.iter().map(HugePages::total_bytes).fold(0, u64::saturating_add);
+            let available_bytes = node.memory_bytes.map(|bytes| bytes.saturating_sub(reserved));
+            Node { available_bytes, huge_pages, ..node }
+        });
+        self.with_nodes(idle.collect())
     }
 
     /// The CPUs present, ascending.
     pub fn cpus(&self) -> &[Cpu] {
-        &self.cpus
+        &self.processors.cpus
     }
 
     /// The NUMA nodes, ascending; empty where the kernel has no NUMA support.
@@ -131,27 +166,31 @@ impl Topology {
 
     /// What could not be read and how it was modelled, one sentence each.
     pub fn losses(&self) -> &[String] {
-        &self.losses
+        &self.processors.losses
     }
 
     /// The CPUs online.
     pub fn online(&self) -> &CpuSet {
-        &self.online
+        &self.processors.online
     }
 
     /// The CPUs that could ever come online.
     pub fn possible(&self) -> &CpuSet {
-        &self.possible
+        &self.processors.possible
     }
 
     /// The online CPUs that the kernel keeps ordinary tasks off.
     pub fn isolated(&self) -> CpuSet {
-        self.cpus.iter().filter(|cpu| cpu.online && cpu.isolated).map(|cpu| cpu.cpu).collect()
+        self.processors.cpus.iter().filter(|cpu| cpu.online && cpu.isolated).map(|cpu| cpu.cpu).collect()
     }
 
     /// One CPU, if it is present.
     pub fn cpu(&self, cpu: CpuId) -> Option<&Cpu> {
-        self.cpus.binary_search_by_key(&cpu, |cpu| cpu.cpu).ok().and_then(|index| self.cpus.get(index))
+        self.processors
+            .cpus
+            .binary_search_by_key(&cpu, |cpu| cpu.cpu)
+            .ok()
+            .and_then(|index| self.processors.cpus.get(index))
     }
 
     /// One node, if it exists.
@@ -161,11 +200,11 @@ impl Topology {
 
     /// The known cores with their online threads, ascending.
     pub fn cores(&self) -> &BTreeMap<CoreId, CpuSet> {
-        &self.cores
+        &self.processors.cores
     }
 
     /// The online threads of the CPU's core, itself included; `None` where its core is unknown or it is offline.
     pub fn siblings(&self, cpu: CpuId) -> Option<&CpuSet> {
-        self.cpu(cpu).filter(|cpu| cpu.online)?.core.and_then(|core| self.cores.get(&core))
+        self.cpu(cpu).filter(|cpu| cpu.online)?.core.and_then(|core| self.processors.cores.get(&core))
     }
 }
