@@ -24,6 +24,7 @@
 
 pub mod check;
 mod choose;
+pub mod demand;
 mod diagnose;
 pub mod place;
 pub mod plan;

@@ -25,6 +25,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+use crate::alloc::demand::Reserve;
 use crate::config::settings::Settings;
 use crate::cpuset::CpuSet;
 use crate::error::{Code, Error, Result};
@@ -98,6 +99,9 @@ enum Verb {
         /// A host by its numbers: 2s8c2t,numa=2,llc=4.
         #[arg(long, value_name = "SHAPE", conflicts_with = "host")]
         host_shape: Option<String>,
+        /// Whether a start may take the place of an autostart domain that does not run: strict = no, prefer = as a last resort.
+        #[arg(long, value_name = "WORD", default_value = "strict", value_parser = reserve)]
+        autostart_reserve: Reserve,
     },
     /// Check the host, the configuration, the hook and the leases against reality.
     Check,
@@ -224,7 +228,9 @@ fn run(arguments: Arguments) -> Result<Answer> {
     let text = match arguments.verb {
         Verb::Explain { subject } => return explain::explain(&context, &subject),
         Verb::Check => return check::check(&context),
-        Verb::Simulate { events, host_shape } => return simulate::simulate(&context, &events, host_shape.as_deref()),
+        Verb::Simulate { events, host_shape, autostart_reserve } => {
+            return simulate::simulate(&context, &events, host_shape.as_deref(), autostart_reserve);
+        }
         Verb::List => lease::list(&context),
         Verb::Lease { domain } => lease::lease(&context, &domain),
         Verb::Capacity { shape } => capacity::capacity(&context, shape.as_deref()),
@@ -240,6 +246,11 @@ fn run(arguments: Arguments) -> Result<Answer> {
     let text = text?;
     // What is data already (a document, a description) stays as it is.
     Ok(if context.json && says { to_json(&serde_json::json!({ "message": text }))?.into() } else { text.into() })
+}
+
+/// The value of --autostart-reserve.
+fn reserve(word: &str) -> std::result::Result<Reserve, String> {
+    Reserve::parse(word).ok_or_else(|| "must be strict or prefer".to_owned())
 }
 
 fn context(arguments: &Arguments) -> Result<Context> {
