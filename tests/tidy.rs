@@ -30,12 +30,43 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("lock", &["alloc", "cpuset", "error", "host", "uuid"]),
     ("enforce", &["alloc", "cpuset", "error", "host"]),
     ("decision", &["alloc", "config", "cpuset", "error", "host", "lock", "uuid", "xml"]),
+    ("definitions", &["alloc", "config", "decision", "error", "host", "uuid", "xml"]),
     ("log", &["cpuset", "error", "host", "uuid"]),
     ("libvirt", &["cpuset", "error", "uuid"]),
-    ("hook", &["alloc", "config", "cpuset", "decision", "enforce", "error", "host", "lock", "log", "uuid", "xml"]),
+    (
+        "hook",
+        &[
+            "alloc",
+            "config",
+            "cpuset",
+            "decision",
+            "definitions",
+            "enforce",
+            "error",
+            "host",
+            "lock",
+            "log",
+            "uuid",
+            "xml",
+        ],
+    ),
     (
         "cli",
-        &["alloc", "config", "cpuset", "decision", "enforce", "error", "host", "libvirt", "lock", "log", "uuid", "xml"],
+        &[
+            "alloc",
+            "config",
+            "cpuset",
+            "decision",
+            "definitions",
+            "enforce",
+            "error",
+            "host",
+            "libvirt",
+            "lock",
+            "log",
+            "uuid",
+            "xml",
+        ],
     ),
 ];
 
@@ -44,7 +75,7 @@ const ONLY: &[(&str, &str, &[&str])] = &[
     // The topology as a value; nothing that reads the machine.
     ("alloc", "host", &["Topology", "CoreId", "LlcId", "CoreClass", "Cpu", "Node", "HugePages", "Core"]),
     ("lock", "alloc", &["plan"]),
-    ("config", "alloc", &["policy"]),
+    ("config", "alloc", &["demand", "policy"]),
     ("config", "host", &["root"]),
 ];
 
@@ -62,6 +93,7 @@ const PROVOKED: &[(&str, &str, &str)] = &[
     ("MemoryShortage", "hook.rs", "every_kind_of_refusal_changes_nothing"),
     ("StaticConflict", "hook.rs", "every_kind_of_refusal_changes_nothing"),
     ("StalePins", "hook.rs", "every_kind_of_refusal_changes_nothing"),
+    ("Reserved", "hook.rs", "what_is_set_aside_for_autostart_domains"),
     ("StateLocked", "hook.rs", "the_lock_is_waited_for_and_not_for_ever"),
     ("StateCorrupt", "hook.rs", "leases_that_cannot_be_read"),
     ("StateNewer", "hook.rs", "leases_that_cannot_be_read"),

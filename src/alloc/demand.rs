@@ -28,14 +28,15 @@ use std::cell::OnceCell;
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
+use super::ground::Ground;
 use super::plan::Plan;
-use super::policy::{Cores, Memory, OtherThreads, Span, ThreadsPerCore};
+use super::policy::{Cores, OtherThreads, Span, ThreadsPerCore};
 use super::refusal::Refusal;
-use super::request::{Pages, Request};
+use super::request::Request;
 use super::{Steps, Supply};
-use crate::cpuset::{CpuSet, NodeId};
+use crate::cpuset::CpuSet;
 use crate::error::{Code, counted, printable};
-use crate::host::{Node, Topology};
+use crate::host::Topology;
 
 /// How often the allocator may be asked beyond the first round of step 3: a bound on work, never on time. Within it as many
 /// of five domains find a place as in the best of all orders, except that no other order of autostart domains is tried for
@@ -116,14 +117,25 @@ impl<K: Ord> Demand<K> {
         }
     }
 
+    /// Finds the places now, where settling them will take them for sure: not for a domain that is alone.
+    pub fn foresee(&self, key: Option<&K>) {
+        if self.has_others(key) {
+            self.found();
+        }
+    }
+
     /// Whether anybody but this domain is defined.
-    pub fn has_others(&self, key: Option<&K>) -> bool {
+    fn has_others(&self, key: Option<&K>) -> bool {
         self.definitions.iter().any(|one| Some(&one.key) != key)
     }
 
     /// Each definition with its place on the empty host, or why it has none beside the others: steps 1 to 3. Found once.
     pub fn places(&self) -> impl Iterator<Item = (&Definition<K>, &Result<Plan, Refusal>)> {
-        self.definitions.iter().zip(self.places.get_or_init(|| self.place()))
+        self.definitions.iter().zip(self.found())
+    }
+
+    fn found(&self) -> &[Result<Plan, Refusal>] {
+        self.places.get_or_init(|| self.place())
     }
 
     /// The places as they stand beside what `supply` says is taken: step 4. `running` are those that have their CPUs among
@@ -136,7 +148,7 @@ impl<K: Ord> Demand<K> {
     ) -> Settled<'a, K> {
         // Alone on the host a domain's place is where it is put: nothing to find first.
         if !self.has_others(key) && supply.taken.is_empty() {
-            return Settled { key, alone: true, places: Vec::new() };
+            return Settled { key, places: Vec::new() };
         }
         let waits = |one: &Definition<K>| Some(&one.key) == key || !running(&one.key);
         let waiting = self.places().filter(|(one, _)| waits(one));
@@ -150,11 +162,11 @@ impl<K: Ord> Demand<K> {
         for index in 0..places.len() {
             let Some(Place { of, plan: None }) = places.get(index) else { continue };
             let of = *of;
-            let beside = |reserved: bool| {
-                let others = places.iter().filter(|place| place.of.autostart || !reserved);
-                super::plan(&Ground::beside(supply, others).supply(supply), &of.request).ok()
+            let among = |all: bool| {
+                let others = places.iter().filter(|place| place.of.autostart || all);
+                super::plan(&beside(supply, others).supply(supply), &of.request).ok()
             };
-            let plan = beside(false).or_else(|| beside(true).filter(|_| of.autostart));
+            let plan = among(true).or_else(|| if of.autostart { among(false) } else { None });
             let Some(plan) = plan else { continue };
             let cpus = plan.exclusive();
             for place in &mut places {
@@ -165,7 +177,7 @@ impl<K: Ord> Demand<K> {
                 place.plan = Some(Cow::Owned(plan));
             }
         }
-        Settled { key, alone: false, places }
+        Settled { key, places }
     }
 
     /// Steps 2 and 3.
@@ -195,16 +207,16 @@ impl<K: Ord> Demand<K> {
         places.into_iter().map(|(_, found)| found).collect()
     }
 
+    fn supply<'a>(&'a self, taken: &'a CpuSet) -> Supply<'a> {
+        Supply { topology: &self.host, pinnable: &self.pinnable, taken, housekeeping: &self.housekeeping }
+    }
+
     /// All definitions placed in this order; what begins like the former round ends up like it so far.
     fn round(&self, order: Vec<usize>, former: Option<&Round>) -> Round {
         let mut known = former.map(|former| former.found.iter().take(former.same(&order))).into_iter().flatten();
-        let mut ground = Ground { topology: self.host.clone(), taken: CpuSet::new() };
-        let base = Supply {
-            topology: &self.host,
-            pinnable: &self.pinnable,
-            taken: &CpuSet::new(),
-            housekeeping: &self.housekeeping,
-        };
+        let nothing = CpuSet::new();
+        let base = self.supply(&nothing);
+        let mut ground = Ground::new(&base);
         let mut found = Vec::new();
         let mut refused: Vec<(&Request, Refusal)> = Vec::new();
         for request in order.iter().filter_map(|&index| Some(&self.definitions.get(index)?.request)) {
@@ -291,8 +303,6 @@ struct Place<'a, K> {
 #[derive(Clone, Debug)]
 pub struct Settled<'a, K> {
     key: Option<&'a K>,
-    /// Nobody else is defined, nobody runs.
-    alone: bool,
     places: Vec<Place<'a, K>>,
 }
 
@@ -324,7 +334,7 @@ impl<K: Ord> Settled<'_, K> {
             if told(&there, "there", steps) {
                 return there;
             }
-        } else if !self.alone {
+        } else if !self.places.is_empty() {
             steps(format_args!("it has no place of its own among the defined domains"));
         }
         let reserved = self.list(|place| place.of.autostart);
@@ -332,18 +342,18 @@ impl<K: Ord> Settled<'_, K> {
             steps(format_args!("set aside for autostart domains not running: {reserved}"));
         }
         if self.others().any(|place| !place.of.autostart) {
-            let beside = super::plan(&Ground::beside(supply, self.others()).supply(supply), request);
-            if told(&beside, "beside the places of all defined domains", steps) {
-                return beside;
+            let plan = super::plan(&beside(supply, self.others()).supply(supply), request);
+            if told(&plan, "beside the places of all defined domains", steps) {
+                return plan;
             }
         }
         if reserved.is_none() {
             return super::explain(supply, request, steps);
         }
         let autostart = self.others().filter(|place| place.of.autostart);
-        let beside = super::plan(&Ground::beside(supply, autostart).supply(supply), request);
-        if told(&beside, "beside what is set aside", steps) {
-            return beside;
+        let plan = super::plan(&beside(supply, autostart).supply(supply), request);
+        if told(&plan, "beside what is set aside", steps) {
+            return plan;
         }
         steps(format_args!("as if nothing were set aside:"));
         let plan = super::explain(supply, request, steps)?;
@@ -409,100 +419,23 @@ fn told(result: &Result<Plan, Refusal>, whither: &str, steps: Steps<'_>) -> bool
     result.is_ok()
 }
 
-/// A host with some of it spoken for.
-struct Ground {
-    topology: Topology,
-    taken: CpuSet,
-}
-
-impl Ground {
-    /// What is left beside these places. Only what is reserved holds memory, too: a preference may be given up.
-    fn beside<'a, K: 'a>(supply: &Supply<'_>, places: impl Iterator<Item = &'a Place<'a, K>>) -> Ground {
-        let mut ground = Ground { topology: supply.topology.clone(), taken: supply.taken.clone() };
-        for place in places {
-            if let Some(plan) = &place.plan {
-                ground.take(&place.of.request, plan, place.of.autostart);
-            }
-        }
-        ground
-    }
-
-    fn take(&mut self, request: &Request, plan: &Plan, with_memory: bool) {
-        self.taken = self.taken.union(&plan.exclusive());
-        if let Some(topology) = with_memory.then(|| less_memory(&self.topology, request, plan)).flatten() {
-            self.topology = topology;
+/// The host beside these places.
+fn beside<'p, K: 'p>(supply: &Supply<'_>, places: impl Iterator<Item = &'p Place<'p, K>>) -> Ground {
+    let mut ground = Ground::new(supply);
+    for place in places {
+        if let Some(plan) = &place.plan {
+            // Only what is reserved holds memory, too: a preference may be given up.
+            ground.take(&place.of.request, plan, place.of.autostart);
         }
     }
-
-    fn supply<'a>(&'a self, of: &Supply<'a>) -> Supply<'a> {
-        Supply { topology: &self.topology, taken: &self.taken, ..*of }
-    }
-}
-
-/// The host without the memory that goes with a plan; `None` where none is bound, or not known.
-fn less_memory(host: &Topology, request: &Request, plan: &Plan) -> Option<Topology> {
-    let memory = request.memory.filter(|_| request.policy.memory == Memory::Follow)?;
-    let from = plan.memory_nodes.as_ref()?;
-    let unit = match memory.pages {
-        Pages::Ordinary => 1,
-        Pages::Huge(kib) => kib.saturating_mul(1024).max(1),
-        Pages::HugeDefault => return None,
-    };
-    let cells = plan.cells.iter().map(|cell| Some((cell.node.filter(|node| from.contains(node))?, cell.bytes?)));
-    let by_cell = cells.collect::<Option<Vec<_>>>().filter(|cells| !cells.is_empty());
-    let shares: Vec<(NodeId, u64)> = match by_cell {
-        Some(cells) => cells.into_iter().map(|(node, bytes)| (node, bytes.div_ceil(unit))).collect(),
-        None => {
-            let nodes = from.iter().filter_map(|&id| host.node(id));
-            let rooms = nodes.map(|node| (node.node, free(node, memory.pages).unwrap_or(u64::MAX)));
-            evenly(rooms.collect(), memory.bytes.div_ceil(unit))
-        }
-    };
-    let nodes = host.nodes().iter().cloned().map(|mut node| {
-        let units = shares.iter().filter(|(id, _)| *id == node.node).map(|(_, units)| *units);
-        let units = units.fold(0, u64::saturating_add);
-        match memory.pages {
-            Pages::Huge(kib) => {
-                for pages in node.huge_pages.iter_mut().filter(|pages| pages.size_kib == kib) {
-                    pages.free = pages.free.saturating_sub(units);
-                }
-            }
-            _ => node.available_bytes = node.available_bytes.map(|bytes| bytes.saturating_sub(units)),
-        }
-        node
-    });
-    Some(host.with_nodes(nodes.collect()))
-}
-
-/// Free bytes, or free pages of the size; `None` = not known.
-fn free(node: &Node, pages: Pages) -> Option<u64> {
-    match pages {
-        Pages::Huge(kib) => {
-            let size = node.huge_pages.iter().find(|pages| pages.size_kib == kib);
-            Some(size.map_or(0, |pages| pages.free))
-        }
-        _ => node.available_bytes,
-    }
-}
-
-/// The same share of `need` from each as far as it has room, the rest from the others.
-fn evenly(mut rooms: Vec<(NodeId, u64)>, mut need: u64) -> Vec<(NodeId, u64)> {
-    rooms.sort_by_key(|(node, room)| (*room, *node));
-    let mut left = rooms.len() as u64;
-    for (_, room) in &mut rooms {
-        *room = need.div_ceil(left.max(1)).min(*room);
-        need -= *room;
-        left -= 1;
-    }
-    rooms
+    ground
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::alloc::policy::Policy;
-    use crate::alloc::request::GuestMemory;
-    use crate::host::{HugePages, shape};
+    use crate::host::shape;
 
     fn request(vcpus: u16, policy: &[(&str, &str)]) -> Request {
         let policy =
@@ -544,40 +477,5 @@ mod tests {
         let demand = demand("1s6c1t", vec![define(1, false, request(4, &[])), three(2), three(3)]);
         let placed: Vec<_> = demand.places().map(|(one, place)| (one.key, place.is_ok())).collect();
         assert_eq!(placed, [(1, false), (2, true), (3, true)]);
-    }
-
-    #[test]
-    fn memory_goes_evenly_and_by_cell() {
-        let node = |number, gib: u64| Node {
-            node: NodeId(number),
-            cpus: CpuSet::new(),
-            memory_bytes: Some(gib << 30),
-            available_bytes: Some(gib << 30),
-            huge_pages: vec![HugePages { size_kib: 2048, total: 100, free: 100 }],
-            distances: Vec::new(),
-        };
-        let host = shape::parse("2s4c2t").unwrap().with_nodes(vec![node(0, 2), node(1, 8)]);
-        let mut plan = Plan::new([], CpuSet::new());
-        plan.memory_nodes = Some(BTreeSet::from([NodeId(0), NodeId(1)]));
-        let left = |plan: &Plan, bytes: u64, pages| {
-            let request = Request { memory: Some(GuestMemory { bytes, pages }), ..request(2, &[]) };
-            let host = less_memory(&host, &request, plan).unwrap();
-            let nodes =
-                host.nodes().iter().map(|node| (node.available_bytes.unwrap() >> 30, free(node, pages).unwrap()));
-            nodes.collect::<Vec<_>>()
-        };
-        assert_eq!(left(&plan, 2 << 30, Pages::Ordinary)[1].0, 7);
-        assert_eq!(left(&plan, 6 << 30, Pages::Ordinary).iter().map(|node| node.0).collect::<Vec<_>>(), [0, 4]);
-        assert_eq!(left(&plan, 3 << 20, Pages::Huge(2048)), [(2, 99), (8, 99)]);
-        assert_eq!(left(&plan, 401 << 20, Pages::Huge(2048)), [(2, 0), (8, 0)]);
-        let cell = |node, bytes| super::super::plan::PlacedCell {
-            vcpus: CpuSet::new(),
-            bytes: Some(bytes),
-            node: Some(NodeId(node)),
-        };
-        plan.cells = vec![cell(0, 1 << 20), cell(1, 4 << 20)];
-        assert_eq!(left(&plan, 5 << 20, Pages::Huge(2048)), [(2, 99), (8, 98)]);
-        let idle = less_memory(&host, &request(2, &[]), &plan);
-        assert_eq!(idle, None);
     }
 }

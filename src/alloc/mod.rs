@@ -26,6 +26,7 @@ pub mod check;
 mod choose;
 pub mod demand;
 mod diagnose;
+mod ground;
 pub mod place;
 pub mod plan;
 pub mod policy;

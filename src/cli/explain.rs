@@ -6,6 +6,7 @@ use super::{Answer, Context, subject, to_json};
 use crate::alloc::plan::Plan;
 use crate::cpuset::CpuId;
 use crate::decision::{self, Situation, Wish};
+use crate::definitions;
 use crate::error::{Error, Result, counted, printable};
 use crate::xml::{Domain, read};
 
@@ -89,6 +90,8 @@ pub(super) fn explain(context: &Context, what: &str) -> Result<Answer> {
     if !situation.out_of_reach.is_empty() {
         steps.push(format!("pinnable, but out of reach of the VMs' cgroup: {}", situation.out_of_reach));
     }
+    let definitions = definitions::read(&context.root, &wish.settings).dedicated;
+    let situation = situation.among(definitions, identity.uuid, &wish.request);
     let leases = context.leases()?;
     let existing = identity.uuid.and_then(|uuid| leases.get(uuid)).and_then(|lease| lease.plan());
     let situation = situation.beside(&leases, identity.uuid);
