@@ -157,20 +157,11 @@ impl Situation {
         })
     }
 
-    /// The same machine with these domains defined on it; this one asks for what `request` says, whatever its definition
-    /// does. Finds their places, which may take a while: to be called with no lock held, and before [`Situation::beside`].
+    /// The same machine with these domains defined on it, of which `domain` may be one. Finds their places, which may take
+    /// a while: to be called with no lock held, and before [`Situation::beside`].
     #[must_use]
-    pub fn among(
-        mut self,
-        definitions: Vec<Definition<DomainUuid>>,
-        domain: Option<DomainUuid>,
-        request: &Request,
-    ) -> Situation {
+    pub fn among(mut self, definitions: Vec<Definition<DomainUuid>>, domain: Option<DomainUuid>) -> Situation {
         let demand = Demand::new(&Supply { pinnable: &self.common, ..self.supply() }, definitions);
-        let demand = match domain {
-            Some(uuid) => demand.asking(&uuid, request),
-            None => demand,
-        };
         demand.foresee(domain.as_ref());
         self.demand = Some(demand);
         self

@@ -627,7 +627,7 @@ fn check_finds_what_is_wrong() {
     machine.define(&Vm::new(10, 2), true);
     let (result, said) = finding(&machine, "every autostart domain has its place");
     assert_eq!(result, "warn");
-    for (name, code) in [("vm8", "cpu.placement.unsatisfiable"), ("vm9", "cpu.placement.shortage")] {
+    for (name, code) in [("vm8", "cpu.placement.unsatisfiable"), ("vm10", "cpu.placement.shortage")] {
         assert!(said.contains(&format!("\"{name}\": {code}: needs ")), "{said}");
     }
     for number in 8..=10 {

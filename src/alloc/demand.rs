@@ -5,13 +5,15 @@
 //! stopped. Pure, like all of [`super`]; never stores a place, and never asks who runs: the caller says so.
 //!
 //! Places, on the host as if nobody ran and nothing used its memory:
-//! 1. *Order.* Autostart domains first; within each of the two tiers the most constrained first; ties by key.
+//! 1. *Order.* Autostart domains first, as a tier of their own, so that what is merely defined never moves one of them;
+//!    within each of the two tiers the most constrained first; ties by key.
 //! 2. *One after the other.* Each beside the places before it, and beside the memory that goes with them.
-//! 3. *Again.* Who found no room goes to the front of its tier, and everything is placed anew; so is it in the order of
-//!    the keys. The round that placed most counts: of autostart domains, then of all; of equals the first. The number of
-//!    rounds is bounded, so a set that a better order could have placed may be short of places.
+//! 3. *Again.* Who found no room goes to the front of its tier, and the tier is placed anew; so it is in the order of the
+//!    keys. The round that placed most counts, of equals the first. The number of rounds is bounded, so a set that a
+//!    better order could have placed may be short of places.
 //!
-//! A start, beside the leases of those who run:
+//! A start, beside the leases of those who run. What the domain asks for now may differ from its definition (a snapshot);
+//! places follow from definitions all the same:
 //! 4. *Settling.* Who does not run keeps its place, if no lease is in the way; else it gets another one beside the leases
 //!    and all other places. An autostart domain may push a merely defined one off its place for that.
 //! 5. *Home.* The domain that starts is placed on exactly its own place;
@@ -38,10 +40,10 @@ use crate::cpuset::CpuSet;
 use crate::error::{Code, counted, printable};
 use crate::host::Topology;
 
-/// How often the allocator may be asked beyond the first round of step 3: a bound on work, never on time. Within it as many
-/// of five domains find a place as in the best of all orders, except that no other order of autostart domains is tried for
-/// the sake of merely defined ones; of a hundred or more, only what one or two rounds place.
-const MAX_PLANS: usize = 100;
+/// How often the allocator may be asked in step 3, for each tier and beyond its first round: a bound on work, never on
+/// time. Of five domains nearly always as many find a place as in the best of all orders (one in some thousand sets is
+/// short of one); of a hundred, as many as one round places.
+const MAX_PLANS: usize = 60;
 
 /// A persistent definition of a dedicated domain.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -98,23 +100,6 @@ impl<K: Ord> Demand<K> {
         definitions.dedup_by(|a, b| a.key == b.key);
         let (pinnable, housekeeping) = (supply.pinnable.clone(), supply.housekeeping.clone());
         Demand { host, pinnable, housekeeping, definitions, places: OnceCell::new() }
-    }
-
-    /// The same demand with this request in place of what the domain's definition asks for, if it has one.
-    #[must_use]
-    pub fn asking(self, key: &K, request: &Request) -> Demand<K> {
-        let Demand { host, pinnable, housekeeping, mut definitions, places } = self;
-        let own = definitions.iter_mut().find(|one| one.key == *key && one.request != *request);
-        match own {
-            None => Demand { host, pinnable, housekeeping, definitions, places },
-            Some(own) => {
-                own.request = request.clone();
-                let taken = CpuSet::new();
-                let supply =
-                    Supply { topology: &host, pinnable: &pinnable, taken: &taken, housekeeping: &housekeeping };
-                Demand::new(&supply, definitions)
-            }
-        }
     }
 
     /// Finds the places now, where settling them will take them for sure: not for a domain that is alone.
@@ -182,56 +167,69 @@ impl<K: Ord> Demand<K> {
 
     /// Steps 2 and 3.
     fn place(&self) -> Vec<Result<Plan, Refusal>> {
-        let ranked: Vec<usize> = (0..self.definitions.len()).collect();
-        let autostart = self.definitions.iter().filter(|one| one.autostart).count();
-        let mut by_key = ranked.clone();
-        by_key.sort_by_key(|&index| self.definitions.get(index).map(|one| (!one.autostart, &one.key)));
-        let mut budget = MAX_PLANS;
-        let mut seen = BTreeSet::from([ranked.clone(), by_key.clone()]);
-        let mut last = self.round(ranked, None);
-        let mut best = last.clone();
-        let mut next = Some(by_key).filter(|order| *order != last.order);
-        while best.found.iter().any(could_have_room) {
-            let order = next.take().or_else(|| last.next_orders(autostart).find(|order| !seen.contains(order)));
-            let Some(order) = order else { break };
-            let Some(left) = budget.checked_sub(order.len() - last.same(&order)) else { break };
-            budget = left;
-            seen.insert(order.clone());
-            last = self.round(order, Some(&last));
-            if last.placed(autostart) > best.placed(autostart) {
-                best = last.clone();
-            }
-        }
-        let mut places: Vec<_> = best.order.into_iter().zip(best.found).collect();
-        places.sort_by_key(|(index, _)| *index);
-        places.into_iter().map(|(_, found)| found).collect()
-    }
-
-    fn supply<'a>(&'a self, taken: &'a CpuSet) -> Supply<'a> {
-        Supply { topology: &self.host, pinnable: &self.pinnable, taken, housekeeping: &self.housekeeping }
-    }
-
-    /// All definitions placed in this order; what begins like the former round ends up like it so far.
-    fn round(&self, order: Vec<usize>, former: Option<&Round>) -> Round {
-        let mut known = former.map(|former| former.found.iter().take(former.same(&order))).into_iter().flatten();
         let nothing = CpuSet::new();
-        let base = self.supply(&nothing);
-        let mut ground = Ground::new(&base);
-        let mut found = Vec::new();
-        let mut refused: Vec<(&Request, Refusal)> = Vec::new();
-        for request in order.iter().filter_map(|&index| Some(&self.definitions.get(index)?.request)) {
-            // Room only shrinks: what was refused once is refused again, as in a fleet of equals larger than its host.
-            let again = || refused.iter().find(|(other, _)| *other == request).map(|(_, refusal)| Err(refusal.clone()));
-            let result =
-                known.next().cloned().or_else(again).unwrap_or_else(|| super::plan(&ground.supply(&base), request));
-            match &result {
-                Ok(plan) => ground.take(request, plan, true),
-                Err(refusal) => refused.push((request, refusal.clone())),
+        let host = Supply {
+            topology: &self.host,
+            pinnable: &self.pinnable,
+            taken: &nothing,
+            housekeeping: &self.housekeeping,
+        };
+        let (autostart, merely) = self.definitions.split_at(self.definitions.partition_point(|one| one.autostart));
+        let mut ground = Ground::new(&host);
+        let mut places = tier(autostart, &ground.supply(&host));
+        for (one, place) in autostart.iter().zip(&places) {
+            if let Ok(plan) = place {
+                ground.take(&one.request, plan, true);
             }
-            found.push(result);
         }
-        Round { order, found }
+        places.extend(tier(merely, &ground.supply(&host)));
+        places
     }
+}
+
+/// The definitions of one tier, each with its place: the best of several rounds.
+fn tier<K: Ord>(tier: &[Definition<K>], supply: &Supply<'_>) -> Vec<Result<Plan, Refusal>> {
+    let mut budget = MAX_PLANS;
+    let mut by_key: Vec<usize> = (0..tier.len()).collect();
+    let mut last = round(tier, supply, by_key.clone(), None);
+    by_key.sort_by_key(|&index| tier.get(index).map(|one| &one.key));
+    let mut seen = BTreeSet::from([last.order.clone()]);
+    let mut next = Some(by_key).filter(|order| !seen.contains(order));
+    let mut best = last.clone();
+    while best.found.iter().any(could_have_room) {
+        let order = next.take().or_else(|| last.next_orders().find(|order| !seen.contains(order)));
+        let Some(order) = order else { break };
+        let Some(left) = budget.checked_sub(order.len() - last.same(&order)) else { break };
+        budget = left;
+        seen.insert(order.clone());
+        last = round(tier, supply, order, Some(&last));
+        if last.placed() > best.placed() {
+            best = last.clone();
+        }
+    }
+    let mut places: Vec<_> = best.order.into_iter().zip(best.found).collect();
+    places.sort_by_key(|(index, _)| *index);
+    places.into_iter().map(|(_, found)| found).collect()
+}
+
+/// All of a tier placed in this order; what begins like the former round ends up like it so far.
+fn round<K>(tier: &[Definition<K>], supply: &Supply<'_>, order: Vec<usize>, former: Option<&Round>) -> Round {
+    let mut known = former.map(|former| former.found.iter().take(former.same(&order))).into_iter().flatten();
+    let mut ground = Ground::new(supply);
+    let mut found = Vec::new();
+    let mut refused: Vec<(&Request, Refusal)> = Vec::new();
+    for request in order.iter().filter_map(|&index| Some(&tier.get(index)?.request)) {
+        // Room only shrinks: what was refused once is refused again, as in a fleet of equals larger than its host.
+        let again = || refused.iter().find(|(other, _)| *other == request).map(|(_, refusal)| Err(refusal.clone()));
+        let result = known.next().cloned().or_else(again);
+        let result = result.unwrap_or_else(|| super::plan(&ground.supply(supply), request));
+        match &result {
+            Ok(plan) => ground.take(request, plan, true),
+            Err(refusal) => refused.push((request, refusal.clone())),
+        }
+        found.push(result);
+    }
+    Round { order, found }
 }
 
 /// How constrained a request is, the most constrained first: by exact CPUs, nodes, one node, one cache, core class; then
@@ -257,7 +255,7 @@ fn could_have_room(found: &Result<Plan, Refusal>) -> bool {
     found.as_ref().is_err_and(|refusal| refusal.code.retry())
 }
 
-/// One pass over all definitions.
+/// One pass over the definitions of a tier.
 #[derive(Clone, Debug)]
 struct Round {
     /// Definitions by index.
@@ -267,10 +265,9 @@ struct Round {
 }
 
 impl Round {
-    /// How many got a place: of the first tier, and of all.
-    fn placed(&self, autostart: usize) -> (usize, usize) {
-        let count = |most| self.found.iter().take(most).filter(|found| found.is_ok()).count();
-        (count(autostart), count(usize::MAX))
+    /// How many got a place.
+    fn placed(&self) -> usize {
+        self.found.iter().filter(|found| found.is_ok()).count()
     }
 
     /// How many of these begin as this round does.
@@ -278,13 +275,12 @@ impl Round {
         self.order.iter().zip(order).take_while(|(a, b)| a == b).count()
     }
 
-    /// For each that found no room, the order with it at the front of its tier; the first `autostart` are one tier.
-    fn next_orders(&self, autostart: usize) -> impl Iterator<Item = Vec<usize>> {
+    /// For each that found no room, the order with it at the front.
+    fn next_orders(&self) -> impl Iterator<Item = Vec<usize>> {
         let refused = self.found.iter().enumerate().filter(|(_, found)| could_have_room(found));
-        refused.map(move |(from, _)| {
+        refused.map(|(from, _)| {
             let mut order = self.order.clone();
-            let front = if from < autostart { 0 } else { autostart };
-            if let Some(moved) = order.get_mut(front..=from) {
+            if let Some(moved) = order.get_mut(..=from) {
                 moved.rotate_right(1);
             }
             order

@@ -73,7 +73,7 @@ impl Simulation {
         self.defined.remove(id).is_some()
     }
 
-    /// A domain starts, with what it asks for now in place of what its definition says.
+    /// A domain starts, asking for this, whatever its definition says.
     ///
     /// # Errors
     /// The allocator's refusal; [`Code::StateConflict`] for a domain that runs already. Nothing changes then.
@@ -86,19 +86,12 @@ impl Simulation {
         let housekeeping = self.host.online().difference(&self.pinnable).difference(&isolated).difference(&taken);
         let supply =
             Supply { topology: &self.host, pinnable: &self.pinnable, taken: &taken, housekeeping: &housekeeping };
-        let demand = || {
+        let demand = self.demand.get_or_insert_with(|| {
             let definitions = self.defined.values().cloned();
             let seated = definitions.map(|one| Definition { request: seated(&one.request, &housekeeping), ..one });
             Demand::new(&supply, seated.collect())
-        };
-        let asked = seated(request, &housekeeping);
-        let key = id.to_owned();
-        let other = self.defined.get(id).filter(|definition| definition.request != *request);
-        let now = other.map(|_| demand().asking(&key, &asked));
-        let demand = match &now {
-            Some(demand) => demand,
-            None => self.demand.get_or_insert_with(demand),
-        };
+        });
+        let (asked, key) = (seated(request, &housekeeping), id.to_owned());
         let settled = demand.settle(&supply, &|other| self.running.contains_key(other), Some(&key));
         let mut plan = settled.plan(&supply, &asked, self.reserve, &mut |_| {})?;
         if asked.policy.emulator != request.policy.emulator {

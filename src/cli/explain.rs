@@ -91,7 +91,7 @@ pub(super) fn explain(context: &Context, what: &str) -> Result<Answer> {
         steps.push(format!("pinnable, but out of reach of the VMs' cgroup: {}", situation.out_of_reach));
     }
     let definitions = definitions::read(&context.root, &wish.settings).dedicated;
-    let situation = situation.among(definitions, identity.uuid, &wish.request);
+    let situation = situation.among(definitions, identity.uuid);
     let leases = context.leases()?;
     let existing = identity.uuid.and_then(|uuid| leases.get(uuid)).and_then(|lease| lease.plan());
     let situation = situation.beside(&leases, identity.uuid);

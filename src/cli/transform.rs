@@ -22,7 +22,7 @@ pub(super) fn transform(context: &Context, file: &str) -> Result<String> {
     let leases = context.leases()?;
     let existing = identity.uuid.and_then(|uuid| leases.get(uuid)).and_then(|lease| lease.plan());
     let plan = situation
-        .among(definitions, identity.uuid, &wish.request)
+        .among(definitions, identity.uuid)
         .beside(&leases, identity.uuid)
         .plan(&wish, existing, true, &mut |_| {})
         .map_err(|error| decision::about(error, &identity.name, Some((&leases, identity.uuid))))?;

@@ -86,7 +86,7 @@ impl Event<'_> {
         let partition = read::partition(self.domain);
         let definitions = definitions::read(self.root, &wish.settings).dedicated;
         let situation = Situation::read(self.root, &wish.settings, partition.as_deref())?;
-        let situation = situation.among(definitions, Some(self.uuid), &wish.request);
+        let situation = situation.among(definitions, Some(self.uuid));
         let mut state = StateLock::acquire(self.root, DEADLINE)?;
         let mut leases = state.load()?;
         let void = reclaim(self.root, &mut leases)?;
