@@ -97,7 +97,6 @@ impl<K: Ord> Demand<K> {
         let threads = host.cores().values().map(CpuSet::len).max().unwrap_or(1);
         let rank = |one: &Definition<K>| (!one.autostart, constraints(&one.request, host.nodes().len(), threads));
         definitions.sort_by(|a, b| rank(a).cmp(&rank(b)).then_with(|| a.key.cmp(&b.key)));
-        definitions.dedup_by(|a, b| a.key == b.key);
         let (pinnable, housekeeping) = (supply.pinnable.clone(), supply.housekeeping.clone());
         Demand { host, pinnable, housekeeping, definitions, places: OnceCell::new() }
     }
