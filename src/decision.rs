@@ -3,6 +3,9 @@
 //! Shared by the hook and the command line, so that `virt-pin explain` says exactly what a start would do. Reads the host;
 //! takes no lock, changes nothing.
 
+use std::collections::BTreeSet;
+
+use crate::alloc::demand::{Definition, Demand, Reserve, Settled};
 use crate::alloc::plan::Plan;
 use crate::alloc::policy::{Fallback, Kind, Locality, Memory, Policy};
 use crate::alloc::refusal::Refusal;
@@ -136,6 +139,15 @@ pub struct Situation {
     pub housekeeping: CpuSet,
     /// Others' threads without CPUs of their own, on CPUs that have become pinnable since they started: (domain, CPUs).
     seats: Vec<(String, CpuSet)>,
+    /// The pinnable CPUs that any domain can be given: those that places are found on. Fewer for a domain in a narrower
+    /// partition, which may then have to look elsewhere.
+    common: CpuSet,
+    /// What is defined on this host; `None` = nothing that matters here.
+    demand: Option<Demand<DomainUuid>>,
+    /// The domain that is asked about.
+    domain: Option<DomainUuid>,
+    /// The others that hold leases.
+    running: BTreeSet<DomainUuid>,
 }
 
 impl Situation {
@@ -145,10 +157,20 @@ impl Situation {
     /// [`Code::TopologyUnreadable`], [`Code::HostIo`].
     pub fn read(root: &Root, settings: &Settings, partition: Option<&str>) -> Result<Situation> {
         let topology = sysfs::read(root)?;
-        let reach = cgroup::reach(root, partition)?.unwrap_or_else(|| topology.online().union(&settings.pinnable));
+        let everything = || topology.online().union(&settings.pinnable);
+        let reach = cgroup::reach(root, partition)?.unwrap_or_else(everything);
         // An offline CPU is in nobody's reach; that is not the cgroup's doing.
-        let out_of_reach = settings.pinnable.difference(&reach).intersection(topology.online());
+        let beyond = |reach: &CpuSet| settings.pinnable.difference(reach).intersection(topology.online());
+        let out_of_reach = beyond(&reach);
+        let common = match partition {
+            None => out_of_reach.clone(),
+            Some(_) => beyond(&cgroup::reach(root, None)?.unwrap_or_else(everything)),
+        };
         Ok(Situation {
+            common: settings.pinnable.difference(&common),
+            demand: None,
+            domain: None,
+            running: BTreeSet::new(),
             pinnable: settings.pinnable.difference(&out_of_reach),
             out_of_reach,
             housekeeping: topology
@@ -162,10 +184,22 @@ impl Situation {
         })
     }
 
+    /// The same machine with these domains defined on it, of which `domain` may be one. Finds their places, which may take
+    /// a while: to be called with no lock held, and before [`Situation::beside`].
+    #[must_use]
+    pub fn among(mut self, definitions: Vec<Definition<DomainUuid>>, domain: Option<DomainUuid>) -> Situation {
+        let demand = Demand::new(&Supply { pinnable: &self.common, ..self.supply() }, definitions);
+        demand.foresee(domain.as_ref());
+        self.demand = Some(demand);
+        self
+    }
+
     /// The same machine beside the leases of all domains but this one.
     #[must_use]
     pub fn beside(mut self, leases: &Leases, domain: Option<DomainUuid>) -> Situation {
         let others = || leases.iter().filter(|lease| Some(lease.uuid) != domain);
+        self.domain = domain;
+        self.running = others().map(|lease| lease.uuid).collect();
         self.taken = leases.taken_from(domain);
         for plan in others().filter_map(Lease::plan) {
             self.taken = self.taken.union(&self.held(plan));
@@ -207,6 +241,17 @@ impl Situation {
         let supply = self.supply();
         let existing = existing.filter(|plan| check::check(&supply, &wish.request, plan).is_ok());
         let pins = Some(&wish.pins).filter(|pins| !entering && !pins.is_empty());
+        let reserve = wish.settings.autostart_reserve;
+        let runs = |uuid: &DomainUuid| self.running.contains(uuid);
+        let demand = self.demand.as_ref().filter(|_| existing.is_none());
+        let settled = demand.map(|demand| demand.settle(&supply, &runs, self.domain.as_ref()));
+        let anew = |steps: Steps<'_>| {
+            let plan = match &settled {
+                Some(settled) => settled.plan(&supply, &wish.request, reserve, steps),
+                None => alloc::explain(&supply, &wish.request, steps),
+            };
+            plan.map_err(|refusal| self.seated(refusal))
+        };
         let plan = match (existing, pins) {
             (Some(plan), _) => {
                 steps(format_args!("the domain holds a lease that answers the request"));
@@ -214,13 +259,15 @@ impl Situation {
             }
             (None, Some(pins)) => {
                 steps(format_args!("the XML carries pins of its own: trying exactly those CPUs"));
-                match exactly(&supply, &wish.request, pins) {
+                let reserved = settled.as_ref().filter(|_| reserve == Reserve::Strict).map(Settled::reserved);
+                let taken = supply.taken.union(&reserved.unwrap_or_default());
+                match exactly(&Supply { taken: &taken, ..supply }, &wish.request, pins) {
                     Some(plan) => plan,
                     // Say what the policy alone would get: if nothing, that is the better message.
-                    None => alloc::explain(&supply, &wish.request, steps).map_err(|refusal| self.seated(refusal))?,
+                    None => anew(steps)?,
                 }
             }
-            (None, None) => alloc::explain(&supply, &wish.request, steps).map_err(|refusal| self.seated(refusal))?,
+            (None, None) => anew(steps)?,
         };
         if !entering {
             agree(wish, &plan)?;
@@ -243,7 +290,12 @@ impl Situation {
             let id = (lease.name.as_str(), lease.uuid);
             Some(Mover { id, request: lease.request.clone()?, cpus: self.held(lease.plan()?) })
         });
-        let moves = repack::moves(&self.supply(), request, &movers.collect::<Vec<_>>(), goal)?;
+        // Nobody is told to move to where an autostart domain will be.
+        let runs = |uuid: &DomainUuid| self.running.contains(uuid);
+        let settled = self.demand.as_ref().map(|demand| demand.settle(&self.supply(), &runs, self.domain.as_ref()));
+        let taken = self.taken.union(&settled.map(|settled| settled.reserved()).unwrap_or_default());
+        let supply = Supply { taken: &taken, ..self.supply() };
+        let moves = repack::moves(&supply, request, &movers.collect::<Vec<_>>(), goal)?;
         let moved = moves.into_iter().map(|one| Moved {
             domain: one.id.0.to_owned(),
             from: one.from.to_string(),

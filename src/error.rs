@@ -45,6 +45,8 @@ pub enum Code {
     StaticConflict,
     /// A dedicated domain's XML also carries pins, and they are not CPUs its lease can have.
     StalePins,
+    /// The only room for a domain is set aside for autostart domains that do not run yet.
+    Reserved,
     /// The host's CPU topology could not be read.
     TopologyUnreadable,
     /// The kernel refused an operation on a file.
@@ -186,6 +188,14 @@ const TABLE: &[Row] = &[
         retry: false,
         meaning: "a dedicated domain's XML also carries pins, to CPUs its lease cannot have",
         advice: "take <vcpupin>, <emulatorpin> and <iothreadpin> out of the persistent XML",
+    },
+    Row {
+        code: Code::Reserved,
+        name: "cpu.placement.reserved",
+        exit: 26,
+        retry: true,
+        meaning: "there is room only where it is set aside for autostart domains that do not run yet",
+        advice: "set autostart_reserve = \"prefer\", or take autostart off a VM named in the message",
     },
     Row {
         code: Code::StateLocked,

@@ -9,6 +9,7 @@ pub mod cli;
 pub mod config;
 pub mod cpuset;
 pub mod decision;
+pub mod definitions;
 pub mod enforce;
 pub mod error;
 pub mod hook;

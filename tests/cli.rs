@@ -276,11 +276,12 @@ fn explain_says_every_step() {
         machine.cli(&["explain", "db"]).printed(),
         "Domain \"db\"
  1. dedicated by the domain's XML: 3 vCPUs on whole cores, 1 on each
- 2. pinnable and online: 2-7,10-15
- 3. held by leases: 2,6,10
- 4. withheld, as their core is not whole: 14
- 5. needed: 3 vCPUs and 1 extra; free: 4 whole cores
- 6. chosen: fewest nodes, then fewest last-level caches, then the rest most useful to others: CPUs 3,4,5
+ 2. it has no place of its own among the defined domains
+ 3. pinnable and online: 2-7,10-15
+ 4. held by leases: 2,6,10
+ 5. withheld, as their core is not whole: 14
+ 6. needed: 3 vCPUs and 1 extra; free: 4 whole cores
+ 7. chosen: fewest nodes, then fewest last-level caches, then the rest most useful to others: CPUs 3,4,5
 It would get:
   vCPU 0         CPU 3
   vCPU 1         CPU 4
@@ -336,7 +337,7 @@ fn explain_of_a_refusal_is_an_answer_and_a_failure() {
     assert_eq!(sentence, "domain \"big\": needs 6 whole cores (12 vCPUs, 2 on each), 4 of the 6 pinnable are free");
     assert!(run.stdout.starts_with("Domain \"big\"\n 1. dedicated by the domain's XML: 12 vCPUs on whole cores\n"));
     // The sentence is the error's, and said once.
-    assert!(run.stdout.ends_with(" 5. needed: 12 vCPUs; free: 4 whole cores\n"), "{}", run.stdout);
+    assert!(run.stdout.ends_with(" 6. needed: 12 vCPUs; free: 4 whole cores\n"), "{}", run.stdout);
     assert!(run.stderr.contains("  hint: held by \"vm1\" 2,10, \"vm7\" 6; "), "{}", run.stderr);
     let view = machine.json(&["explain", "big"]);
     let refused = &view["refused"];
@@ -669,6 +670,23 @@ fn check_finds_what_is_wrong() {
     is(finding(&machine, "VMs are confined before"), "pass", "cgroup v1 at /sys/fs/cgroup/cpuset, without machined");
     machine.put("/proc/mounts", "");
 
+    // What is defined.
+    is(finding(&machine, "every definition can be understood"), "pass", "");
+    is(finding(&machine, "every autostart domain has its place"), "pass", "");
+    machine.define(&Vm::new(8, 2).with("cores='half'"), true);
+    is(finding(&machine, "every definition can be"), "warn", "/etc/libvirt/qemu/vm8.xml: unknown value \"half\"");
+    machine.define(&Vm::new(8, 14), true);
+    machine.define(&Vm::new(9, 12), true);
+    machine.define(&Vm::new(10, 2), true);
+    let (result, said) = finding(&machine, "every autostart domain has its place");
+    assert_eq!(result, "warn");
+    for (name, code) in [("vm8", "cpu.placement.unsatisfiable"), ("vm10", "cpu.placement.shortage")] {
+        assert!(said.contains(&format!("\"{name}\": {code}: needs ")), "{said}");
+    }
+    for number in 8..=10 {
+        fs::remove_file(machine.path(&format!("/etc/libvirt/qemu/vm{number}.xml"))).unwrap();
+    }
+
     // The leases against reality.
     let vm = Vm::new(1, 2);
     machine.qemu(&vm, 700, &[2, 10], "0-1,8-9");
@@ -709,8 +727,8 @@ fn a_degraded_domain_shows_everywhere() {
     let text = machine.cli(&["explain", "big"]).printed();
     assert!(
         text.ends_with(&format!(
-            " 6. no room: cpu.placement.shortage: {reason}\n \
-             7. fallback=\"shared\": it would start degraded, without CPUs of its own\n"
+            " 7. no room: cpu.placement.shortage: {reason}\n \
+             8. fallback=\"shared\": it would start degraded, without CPUs of its own\n"
         )),
         "{text}"
     );

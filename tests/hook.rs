@@ -378,6 +378,64 @@ fn an_upgrade_under_running_domains() {
 }
 
 #[test]
+fn what_is_set_aside_for_autostart_domains() {
+    // Cores 1-9, 2-10 and 3-11.
+    let machine = Machine::new("1-3,9-11");
+    let (auto, merely, other) = (Vm::new(1, 2), Vm::new(2, 2), Vm::new(3, 2));
+    machine.define(&auto, true);
+    machine.define(&merely, false);
+    // What cannot be used is in nobody's way.
+    machine.put("/etc/libvirt/qemu/broken.xml", "<domain xmlns:pin='urn:virt-pin:domain:1'>");
+    // One that is not defined takes nobody's place while it can.
+    machine.prepare(&other);
+    assert_eq!(machine.vcpus_of(&other), [3, 11]);
+    machine.prepare(&merely);
+    assert_eq!(machine.vcpus_of(&merely), [2, 10]);
+    let before = machine.everything();
+    let last = Vm::new(4, 2);
+    for event in ["prepare begin", "migrate begin"] {
+        let run = machine.event(&last, event);
+        let sentence = "domain \"vm4\": there is room only on CPUs set aside for autostart domains that do not run yet: \
+                        \"vm1\" 1,9";
+        assert_eq!(run.refused(Code::Reserved), sentence);
+        assert!(run.stderr.contains("hint: set autostart_reserve = \"prefer\" in /etc/virt-pin/virt-pin.toml"));
+    }
+    // What has no room anyway is told so, and who holds it.
+    let run = machine.event(&Vm::new(5, 4), "prepare begin");
+    run.refused(Code::Shortage);
+    assert!(run.stderr.contains("held by \"vm2\" 2,10, \"vm3\" 3,11"), "{}", run.stderr);
+    // Pins are no way in.
+    machine.event(&last.clone().pinned(&[1, 9]), "prepare begin").refused(Code::Reserved);
+    assert!(machine.everything() == before);
+    machine.prepare(&auto);
+    assert_eq!(machine.vcpus_of(&auto), [1, 9]);
+    // A second event finds the lease, whatever is defined by now.
+    machine.define(&Vm::new(6, 6), true);
+    machine.prepare(&auto);
+    assert_eq!(machine.vcpus_of(&auto), [1, 9]);
+
+    machine.event(&auto, "release end shutdown").silent();
+    machine.config("pinnable_cpus = \"1-3,9-11\"\nautostart_reserve = \"prefer\"\n");
+    machine.prepare(&last);
+    assert_eq!(machine.vcpus_of(&last), [1, 9]);
+}
+
+#[test]
+fn places_do_not_depend_on_who_starts_first() {
+    let vms: Vec<_> = (1..=3).map(|number| Vm::new(number, 2)).collect();
+    let run = |order: [usize; 3]| {
+        let machine = Machine::new("1-3,9-11");
+        vms.iter().for_each(|vm| machine.define(vm, false));
+        order.iter().for_each(|&index| drop(machine.prepare(&vms[index])));
+        vms.iter().map(|vm| machine.vcpus_of(vm)).collect::<Vec<_>>()
+    };
+    let places = [[1, 9], [2, 10], [3, 11]];
+    for order in [[0, 1, 2], [2, 1, 0], [1, 2, 0]] {
+        assert_eq!(run(order), places);
+    }
+}
+
+#[test]
 fn every_kind_of_refusal_changes_nothing() {
     let machine = Machine::new("1-3,9-11,4-6");
     machine.prepare(&Vm::new(9, 2).with("nodes='0'"));

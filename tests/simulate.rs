@@ -140,6 +140,36 @@ fn one_answer_a_line_and_totals() {
 }
 
 #[test]
+fn definitions_have_places() {
+    let define = |id: &str, more: &str| format!("{{\"op\":\"define\",\"id\":\"{id}\",\"vcpus\":2{more}}}\n");
+    let start = |id: &str| format!("{{\"op\":\"start\",\"id\":\"{id}\"}}\n");
+    let transient = |id: &str| format!("{{\"op\":\"start\",\"id\":\"{id}\",\"vcpus\":2}}\n");
+    let undefine = |id: &str| format!("{{\"op\":\"undefine\",\"id\":\"{id}\"}}\n");
+    let definitions =
+        define("a", "") + &define("b", ",\"autostart\":true") + &define("c", ",\"policy\":{\"policy\":\"shared\"}");
+    let cpus = |line: &Value| line["cpus"].clone();
+    for order in [["a", "b"], ["b", "a"]] {
+        let events = definitions.clone() + &order.map(start).concat();
+        let (_, lines, _) = simulate(&["--host-shape", "1s3c2t"], &events);
+        let place = |id: &str| cpus(lines.iter().find(|line| line["op"] == "start" && line["id"] == id).unwrap());
+        assert_eq!((place("b"), place("a")), (serde_json::json!([0, 3]), serde_json::json!([1, 4])));
+    }
+    let events =
+        definitions + &["s", "t", "u"].map(transient).concat() + &undefine("b") + &undefine("b") + &transient("u");
+    let (code, lines, _) = simulate(&["--host-shape", "1s3c2t"], &events);
+    assert_eq!((code, cpus(&lines[3])), (Some(0), serde_json::json!([2, 5])));
+    assert_eq!(cpus(&lines[4]), serde_json::json!([1, 4]), "a merely defined one's place is no reservation");
+    assert_eq!(lines[5]["refused"]["code"], "cpu.placement.reserved");
+    assert_eq!(lines[6], serde_json::json!({ "op": "undefine", "id": "b" }));
+    assert_eq!(lines[7]["refused"]["code"], "domain.not-found");
+    assert_eq!(cpus(&lines[8]), serde_json::json!([0, 3]));
+    let (_, lines, _) = simulate(&["--host-shape", "1s3c2t", "--autostart-reserve", "prefer"], &events);
+    assert_eq!(cpus(&lines[5]), serde_json::json!([0, 3]));
+    let (code, _, stderr) = simulate(&["--host-shape", "1s3c2t", "--autostart-reserve", "perhaps"], "");
+    assert!(code == Some(2) && stderr.contains("must be strict or prefer"), "{stderr}");
+}
+
+#[test]
 fn mistakes_name_their_line() {
     for (events, part) in [
         ("{\"op\":\"stop\",\"id\":\"a\"}\nnonsense\n", "events, line 2: expected"),

@@ -24,8 +24,10 @@
 
 pub mod check;
 mod choose;
+pub mod demand;
 mod diagnose;
 mod domains;
+mod ground;
 mod groups;
 mod guest;
 mod impossible;

@@ -1,14 +1,16 @@
-//! A host and the domains that start and stop on it, without any VM: what `virt-pin simulate` runs. Pure.
+//! A host and the domains that are defined, start and stop on it, without any VM: what `virt-pin simulate` runs. Pure.
 //!
-//! Every start asks the same allocator as a real one, beside the plans of the domains that run.
+//! Every start asks the same allocator as a real one, beside the plans of the domains that run and the places of those
+//! that are defined.
 
 use std::collections::BTreeMap;
 
+use super::Supply;
+use super::demand::{Definition, Demand, Reserve};
 use super::plan::Plan;
 use super::policy::OtherThreads;
 use super::refusal::Refusal;
 use super::request::Request;
-use super::{Supply, plan};
 use crate::cpuset::CpuSet;
 use crate::error::Code;
 use crate::host::Topology;
@@ -19,13 +21,24 @@ pub struct Simulation {
     host: Topology,
     pinnable: CpuSet,
     running: BTreeMap<String, Plan>,
+    reserve: Reserve,
+    defined: BTreeMap<String, Definition<String>>,
+    /// Of the host and the definitions as they are; `None` when they have changed since.
+    demand: Option<Demand<String>>,
 }
 
 impl Simulation {
-    /// A host on which nobody runs. Where no CPU is left for housekeeping, emulator and I/O threads that ask for it are
+    /// A host on which nobody runs or is defined. Where no CPU is left for housekeeping, emulator and I/O threads that ask for it are
     /// taken to run elsewhere: their place is empty in the plans.
     pub fn new(host: Topology, pinnable: CpuSet) -> Simulation {
-        Simulation { host, pinnable, running: BTreeMap::new() }
+        let (running, defined) = (BTreeMap::new(), BTreeMap::new());
+        Simulation { host, pinnable, running, reserve: Reserve::default(), defined, demand: None }
+    }
+
+    /// The same, with what the places of autostart domains mean to others.
+    #[must_use]
+    pub fn with_reserve(self, reserve: Reserve) -> Simulation {
+        Simulation { reserve, ..self }
     }
 
     /// The host as it is now.
@@ -47,7 +60,20 @@ impl Simulation {
         self.running.values().fold(CpuSet::new(), |taken, plan| taken.union(&plan.exclusive()))
     }
 
-    /// A domain starts.
+    /// A dedicated domain is defined, or defined anew.
+    pub fn define(&mut self, id: &str, autostart: bool, request: Request) {
+        let definition = Definition { key: id.to_owned(), name: id.to_owned(), autostart, request };
+        self.defined.insert(id.to_owned(), definition);
+        self.demand = None;
+    }
+
+    /// A domain's definition goes, whether it runs or not; whether there was one.
+    pub fn undefine(&mut self, id: &str) -> bool {
+        self.demand = None;
+        self.defined.remove(id).is_some()
+    }
+
+    /// A domain starts, asking for this, whatever its definition says.
     ///
     /// # Errors
     /// The allocator's refusal; [`Code::StateConflict`] for a domain that runs already. Nothing changes then.
@@ -60,23 +86,21 @@ impl Simulation {
         let housekeeping = self.host.online().difference(&self.pinnable).difference(&isolated).difference(&taken);
         let supply =
             Supply { topology: &self.host, pinnable: &self.pinnable, taken: &taken, housekeeping: &housekeeping };
-        let mut asked = request.clone();
-        let elsewhere = |others: &mut OtherThreads| {
-            let elsewhere = housekeeping.is_empty() && *others == OtherThreads::Housekeeping;
-            if elsewhere {
-                *others = OtherThreads::Share;
-            }
-            elsewhere
-        };
-        let (emulator, iothreads) = (elsewhere(&mut asked.policy.emulator), elsewhere(&mut asked.policy.iothreads));
-        let mut plan = plan(&supply, &asked)?;
-        if emulator {
+        let demand = self.demand.get_or_insert_with(|| {
+            let definitions = self.defined.values().cloned();
+            let seated = definitions.map(|one| Definition { request: seated(&one.request, &housekeeping), ..one });
+            Demand::new(&supply, seated.collect())
+        });
+        let (asked, key) = (seated(request, &housekeeping), id.to_owned());
+        let settled = demand.settle(&supply, &|other| self.running.contains_key(other), Some(&key));
+        let mut plan = settled.plan(&supply, &asked, self.reserve, &mut |_| {})?;
+        if asked.policy.emulator != request.policy.emulator {
             plan.emulator = CpuSet::new();
         }
-        if iothreads {
+        if asked.policy.iothreads != request.policy.iothreads {
             plan.iothreads = CpuSet::new();
         }
-        Ok(self.running.entry(id.to_owned()).or_insert(plan))
+        Ok(self.running.entry(key).or_insert(plan))
     }
 
     /// A domain stops; the plan it had, if it ran.
@@ -93,11 +117,25 @@ impl Simulation {
             cpu
         });
         let (changed, nodes) = (changed.collect(), self.host.nodes().to_vec());
-        self.host = Topology::new(changed, nodes, self.host.possible().clone(), self.host.losses().to_vec());
+        let one_class = self.host.keeps_vms_in_one_class();
+        self.host = Topology::new(changed, nodes, self.host.possible().clone(), self.host.losses().to_vec())
+            .keeping_vms_in_one_class(one_class);
+        self.demand = None;
         let online = self.host.online();
         let degraded = self.running.iter().filter(|(_, plan)| !plan.exclusive().is_subset(online));
         degraded.map(|(id, _)| id.as_str()).collect()
     }
+}
+
+/// The request as it can be met where there is no housekeeping CPU: threads that ask for one then take no room.
+fn seated(request: &Request, housekeeping: &CpuSet) -> Request {
+    let mut request = request.clone();
+    for others in [&mut request.policy.emulator, &mut request.policy.iothreads] {
+        if housekeeping.is_empty() && *others == OtherThreads::Housekeeping {
+            *others = OtherThreads::Share;
+        }
+    }
+    request
 }
 
 #[cfg(test)]

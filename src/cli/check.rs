@@ -9,10 +9,12 @@ use serde::Serialize;
 use super::install::{ALONE, IN_DIRECTORY, daemon, is_executable, is_ours};
 use super::lease::duration;
 use super::{Answer, Context, to_json};
+use crate::alloc::demand::Demand;
 use crate::alloc::pools::pools;
 use crate::config::settings::Settings;
 use crate::cpuset::CpuSet;
 use crate::decision::{self, Situation, Wish};
+use crate::definitions;
 use crate::enforce::{self, Confinement, binding};
 use crate::error::{Code, Error, Result, counted, printable};
 use crate::host::cgroup::{Hierarchy, has_machined, hierarchy};
@@ -83,6 +85,9 @@ pub(super) fn check(context: &Context) -> Result<Answer> {
         host(context, settings, &mut findings);
     }
     if !context.root.is_description() {
+        if let Some(settings) = &settings {
+            domains(context, settings, &mut findings);
+        }
         hook(context, settings.as_ref(), &mut findings);
         state(&context.root, settings.as_ref(), &mut findings);
     }
@@ -131,6 +136,25 @@ fn host(context: &Context, settings: &Settings, findings: &mut Findings) {
             .then(|| "none: set emulator and iothreads to \"isolate\" or \"share\"".to_owned()),
     );
     confinement(&context.root, findings);
+}
+
+/// What is defined: whether it can be understood, and whether what starts with the host fits on it.
+fn domains(context: &Context, settings: &Settings, findings: &mut Findings) {
+    let found = definitions::read(&context.root, settings);
+    let unusable = found.unusable.iter().map(|(path, error)| format!("{}: {}", printable(path), error.message));
+    let unusable: Vec<_> = unusable.collect();
+    let worry = format!("{} (no place is set aside for what a file defines)", unusable.join("; "));
+    findings.unless("domain", "every definition can be understood", (!unusable.is_empty()).then_some(worry));
+    // That the host cannot be read is said already.
+    let Ok(situation) = Situation::read(&context.root, settings, None) else { return };
+    let demand = Demand::new(&situation.supply(), found.dedicated);
+    let without = demand.places().filter(|(one, _)| one.autostart).filter_map(|(one, place)| {
+        let refusal = place.as_ref().err()?;
+        Some(format!("\"{}\": {}: {}", printable(&one.name), refusal.code, refusal.reason))
+    });
+    let without: Vec<_> = without.collect();
+    let worry = format!("{} (none is set aside for it beside the others)", without.join("; "));
+    findings.unless("domain", "every autostart domain has its place", (!without.is_empty()).then_some(worry));
 }
 
 fn confinement(root: &Root, findings: &mut Findings) {

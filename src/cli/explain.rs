@@ -10,6 +10,7 @@ use crate::alloc::request::Request;
 use crate::alloc::{self, quality};
 use crate::cpuset::{CpuId, CpuSet};
 use crate::decision::{self, Dedicated, Situation, Wish};
+use crate::definitions;
 use crate::error::{Error, Result, counted, printable};
 use crate::lock::leases::{Holds, Lease, Leases};
 use crate::uuid::DomainUuid;
@@ -150,6 +151,8 @@ fn dedicated(
     if !situation.out_of_reach.is_empty() {
         steps.push(format!("pinnable, but out of reach of the VMs' cgroup: {}", situation.out_of_reach));
     }
+    let definitions = definitions::read(&context.root, &wish.settings).dedicated;
+    let situation = situation.among(definitions, identity.uuid);
     let leases = context.leases()?;
     let lease = identity.uuid.and_then(|uuid| leases.get(uuid));
     view.runs_degraded = lease.and_then(|lease| Why::of(&lease.holds));

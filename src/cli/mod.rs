@@ -27,6 +27,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+use crate::alloc::demand::Reserve;
 use crate::config::settings::Settings;
 use crate::cpuset::CpuSet;
 use crate::error::{Code, Error, Result};
@@ -109,6 +110,9 @@ enum Verb {
         /// Also look for the VMs whose move would make room, or a better place. Takes its time.
         #[arg(long)]
         moves: bool,
+        /// Whether a start may take the place of an autostart domain that does not run: strict = no, prefer = as a last resort.
+        #[arg(long, value_name = "WORD", default_value = "strict", value_parser = reserve)]
+        autostart_reserve: Reserve,
     },
     /// Check the host, the configuration, the hook and the leases against reality.
     Check,
@@ -235,8 +239,8 @@ fn run(arguments: Arguments) -> Result<Answer> {
     let text = match arguments.verb {
         Verb::Explain { subject } => return explain::explain(&context, &subject),
         Verb::Check => return check::check(&context),
-        Verb::Simulate { events, host_shape, moves } => {
-            return simulate::simulate(&context, &events, host_shape.as_deref(), moves);
+        Verb::Simulate { events, host_shape, moves, autostart_reserve } => {
+            return simulate::simulate(&context, &events, host_shape.as_deref(), autostart_reserve, moves);
         }
         Verb::List => lease::list(&context),
         Verb::Lease { domain } => lease::lease(&context, &domain),
@@ -255,6 +259,11 @@ fn run(arguments: Arguments) -> Result<Answer> {
     let text = text?;
     // What is data already (a document, a description) stays as it is.
     Ok(if context.json && says { to_json(&serde_json::json!({ "message": text }))?.into() } else { text.into() })
+}
+
+/// The value of --autostart-reserve.
+fn reserve(word: &str) -> std::result::Result<Reserve, String> {
+    Reserve::parse(word).ok_or_else(|| "must be strict or prefer".to_owned())
 }
 
 fn context(arguments: &Arguments) -> Result<Context> {

@@ -11,6 +11,7 @@ use serde_json::json;
 
 use super::advice::{self, How};
 use super::{Answer, Context, failure, to_json};
+use crate::alloc::demand::Reserve;
 use crate::alloc::plan::Plan;
 use crate::alloc::policy::{Kind, OtherThreads, Policy};
 use crate::alloc::refusal::Refusal;
@@ -42,12 +43,15 @@ struct Event {
     policy: Option<BTreeMap<String, serde_json::Value>>,
     #[serde(default)]
     cpus: Option<String>,
+    #[serde(default)]
+    autostart: Option<bool>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Op {
     Define,
+    Undefine,
     Start,
     Stop,
     Offline,
@@ -65,7 +69,13 @@ struct Totals {
     llcs_spanned: usize,
 }
 
-pub(super) fn simulate(context: &Context, events: &str, host_shape: Option<&str>, moves: bool) -> Result<Answer> {
+pub(super) fn simulate(
+    context: &Context,
+    events: &str,
+    host_shape: Option<&str>,
+    reserve: Reserve,
+    moves: bool,
+) -> Result<Answer> {
     let host = match host_shape {
         Some(text) => shape::parse(text)?,
         None => sysfs::read(&context.root)?,
@@ -73,7 +83,7 @@ pub(super) fn simulate(context: &Context, events: &str, host_shape: Option<&str>
     // Without a word on it, everything is pinnable: this is about placement, not about one operator's allowlist.
     let pinnable = context.pinnable.clone().unwrap_or_else(|| host.possible().union(host.online()));
     let mut run = Run {
-        simulation: Simulation::new(host, pinnable.clone()),
+        simulation: Simulation::new(host, pinnable.clone()).with_reserve(reserve),
         pinnable,
         requests: BTreeMap::new(),
         moves,
@@ -158,9 +168,22 @@ impl Run {
         let id = event.id.clone().ok_or_else(|| usage("needs an \"id\""))?;
         match event.op {
             Op::Define => {
-                request(&event)?;
+                let (request, autostart) = (request(&event)?, event.autostart.unwrap_or(false));
+                // A shared domain asks for no place, whatever it was before.
+                if request.policy.kind == Kind::Shared {
+                    self.simulation.undefine(&id);
+                } else {
+                    self.simulation.define(&id, autostart, request);
+                }
                 self.defined.insert(id.clone(), event);
                 Ok(json!({ "op": "define", "id": id }))
+            }
+            Op::Undefine => {
+                self.simulation.undefine(&id);
+                match self.defined.remove(&id) {
+                    Some(_) => Ok(json!({ "op": "undefine", "id": id })),
+                    None => Ok(refused("undefine", &id, &Error::new(Code::DomainUnknown, "it is not defined"))),
+                }
             }
             Op::Stop => match self.simulation.stop(&id) {
                 Some(plan) => {

@@ -2,6 +2,7 @@
 
 use super::{Context, subject};
 use crate::decision::{self, Situation, Wish};
+use crate::definitions;
 use crate::error::{Error, Result};
 use crate::xml::pin::{self, Scope};
 use crate::xml::{Domain, read, realtime};
@@ -17,9 +18,11 @@ pub(super) fn transform(context: &Context, file: &str) -> Result<String> {
         return Ok(text);
     };
     let situation = Situation::read(&context.root, &wish.settings, read::partition(&domain).as_deref())?;
+    let definitions = definitions::read(&context.root, &wish.settings).dedicated;
     let leases = context.leases()?;
     let existing = identity.uuid.and_then(|uuid| leases.get(uuid)).and_then(|lease| lease.plan());
     let plan = situation
+        .among(definitions, identity.uuid)
         .beside(&leases, identity.uuid)
         .plan(&wish, existing, true, &mut |_| {})
         .map_err(|error| decision::about(error, &identity.name, Some((&leases, identity.uuid))))?;

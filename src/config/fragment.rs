@@ -5,6 +5,7 @@ use std::ops::Range;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
+use crate::alloc::demand::Reserve;
 use crate::alloc::policy::Policy;
 use crate::cpuset::CpuSet;
 use crate::error::{Code, Error, Result, printable};
@@ -17,6 +18,8 @@ pub struct Fragment {
     pub pinnable: Option<CpuSet>,
     /// `command`: the absolute path of the `virt-pin` command, run after a start to bring libvirt's live XML in line.
     pub command: Option<String>,
+    /// `autostart_reserve`: whether the places of autostart domains that do not run are kept from others at any price.
+    pub autostart_reserve: Option<Reserve>,
     /// `[[domain]]`: policies for domains that bring none.
     pub domains: Vec<DomainSection>,
 }
@@ -69,6 +72,14 @@ impl Fragment {
                     }
                     fragment.command = Some(command.to_owned());
                 }
+                "autostart_reserve" => {
+                    let word = string(name, value, &place)?;
+                    let reserve = Reserve::parse(word).ok_or_else(|| {
+                        let words = Reserve::WORDS.map(|(word, _)| format!("\"{word}\"")).join(" or ");
+                        invalid(&place, &format!("autostart_reserve = \"{word}\": must be {words}"))
+                    });
+                    fragment.autostart_reserve = Some(reserve?);
+                }
                 "domain" => {
                     let DeValue::Array(sections) = value.get_ref() else {
                         return Err(invalid(&place, "domain: write each one as a section [[domain]]"));
@@ -78,7 +89,7 @@ impl Fragment {
                     }
                 }
                 _ => {
-                    let known = "pinnable_cpus, command and [[domain]]";
+                    let known = "pinnable_cpus, command, autostart_reserve and [[domain]]";
                     return Err(invalid(&place, &format!("{name}: unknown key; known are {known}")));
                 }
             }
@@ -175,12 +186,13 @@ mod tests {
 
     #[test]
     fn a_whole_file() {
-        let text = "# comment\npinnable_cpus = \"2-15, 18\"\ncommand = \"/opt/virt-pin\"\n\n[[domain]]\nmatch = \"db-*\"\n\
+        let text = "# comment\npinnable_cpus = \"2-15, 18\"\ncommand = \"/opt/virt-pin\"\nautostart_reserve = \"prefer\"\n[[domain]]\nmatch = \"db-*\"\n\
                     policy = \"dedicated\"\nthreads-per-core = 1\n[[domain]]\nuuid = \"0123abcd-89ab-cdef-0123-456789abcdef\"\n\
                     policy = \"dedicated\"\ncore_class = \"performance\"\n";
         let fragment = Fragment::parse("a.toml", text).unwrap();
         assert_eq!(fragment.pinnable.unwrap().to_string(), "2-15,18");
         assert_eq!(fragment.command.as_deref(), Some("/opt/virt-pin"));
+        assert_eq!(fragment.autostart_reserve, Some(Reserve::Prefer));
         let [db, by_uuid] = &fragment.domains[..] else { panic!("{:?}", fragment.domains) };
         assert_eq!(db.selects, Selector::Name(glob::Pattern::new("db-*").unwrap()));
         let expected = [("policy", "dedicated"), ("threads-per-core", "1")];
@@ -197,7 +209,15 @@ mod tests {
             ("\npinnable_cpus = \"3-1\"", "x:2: pinnable_cpus = \"3-1\": range runs backwards, 3-1 at position 3"),
             ("pinnable_cpus = 3", "x:1: pinnable_cpus: must be a string, not a number"),
             ("pinnable_cpus = \"0\u{1}\"", "x:1: not TOML: "),
-            ("a = 1\npinnable_cpu = \"1\"", "x:1: a: unknown key; known are pinnable_cpus, command and [[domain]]"),
+            (
+                "a = 1\npinnable_cpu = \"1\"",
+                "x:1: a: unknown key; known are pinnable_cpus, command, autostart_reserve and [[domain]]",
+            ),
+            (
+                "\nautostart_reserve = \"Strict\"",
+                "x:2: autostart_reserve = \"Strict\": must be \"strict\" or \"prefer\"",
+            ),
+            ("autostart_reserve = true", "x:1: autostart_reserve: must be a string, not true or false"),
             ("pinnable_cpus = \"1\"\npinnable_cpus = \"2\"", "x:2: not TOML: duplicate key"),
             ("pinnable_cpus = ", "x:1: not TOML: "),
             ("command = \"virt-pin\"", "x:1: command = \"virt-pin\": must be an absolute path"),

@@ -1,6 +1,7 @@
 //! All files together: the only form of the configuration that the rest of the code sees.
 
 use super::fragment::{DomainSection, Fragment, Selector};
+use crate::alloc::demand::Reserve;
 use crate::cpuset::CpuSet;
 use crate::error::{Code, Error, Result};
 use crate::host::root::Root;
@@ -20,6 +21,9 @@ pub struct Settings {
     pub pinnable: CpuSet,
     /// The absolute path of the `virt-pin` command.
     pub command: String,
+    /// What the places of autostart domains that do not run mean to others. Default: they are kept, since a domain that is
+    /// to start with the host is one that its operator counts on, and a refused start can still be had another way.
+    pub autostart_reserve: Reserve,
     /// The files that were read, in order.
     pub files: Vec<String>,
     domains: Vec<DomainSection>,
@@ -48,16 +52,27 @@ impl Settings {
     /// # Errors
     /// As [`Fragment::parse`].
     pub fn merge<'a>(files: impl IntoIterator<Item = (&'a str, &'a str)>) -> Result<Settings> {
-        let (pinnable, command) = (CpuSet::new(), DEFAULT_COMMAND.to_owned());
-        let mut settings = Settings { pinnable, command, files: Vec::new(), domains: Vec::new() };
+        let mut settings = Settings {
+            pinnable: CpuSet::new(),
+            command: DEFAULT_COMMAND.to_owned(),
+            autostart_reserve: Reserve::default(),
+            files: Vec::new(),
+            domains: Vec::new(),
+        };
         for (path, text) in files {
             let fragment = Fragment::parse(path, text)?;
             settings.pinnable = fragment.pinnable.unwrap_or(settings.pinnable);
             settings.command = fragment.command.unwrap_or(settings.command);
+            settings.autostart_reserve = fragment.autostart_reserve.unwrap_or(settings.autostart_reserve);
             settings.domains.extend(fragment.domains);
             settings.files.push(path.to_owned());
         }
         Ok(settings)
+    }
+
+    /// Whether a domain that brings no policy of its own can have one at all.
+    pub fn has_sections(&self) -> bool {
+        !self.domains.is_empty()
     }
 
     /// The section for a domain that brings no policy of its own: one with its UUID before one with a pattern; among
@@ -82,6 +97,7 @@ mod tests {
     fn nothing_said_means_no_cpu() {
         let settings = Settings::read(&Root::described(Default::default())).unwrap();
         assert_eq!((settings.pinnable.len(), settings.command.as_str()), (0, "/usr/bin/virt-pin"));
+        assert_eq!((settings.autostart_reserve, settings.has_sections()), (Reserve::Strict, false));
     }
 
     #[test]

@@ -9,6 +9,7 @@ use crate::alloc::quality;
 use crate::config::settings::Settings;
 use crate::cpuset::CpuSet;
 use crate::decision::{self, Dedicated, Situation, Wish};
+use crate::definitions;
 use crate::enforce::{self, Confinement, binding, tree};
 use crate::error::{Code, Error, Result};
 use crate::host::process::{self, Process};
@@ -88,7 +89,9 @@ impl Event<'_> {
         realtime::check(self.domain, &wish.request).map_err(|error| self.named(error))?;
         let preparing = self.operation == Operation::Prepare;
         let partition = read::partition(self.domain);
+        let definitions = definitions::read(self.root, &wish.settings).dedicated;
         let situation = Situation::read(self.root, &wish.settings, partition.as_deref())?;
+        let situation = situation.among(definitions, Some(self.uuid));
         let mut state = StateLock::acquire(self.root, DEADLINE)?;
         let mut leases = state.load()?;
         let void = reclaim(self.root, &mut leases)?;

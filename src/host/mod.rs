@@ -15,6 +15,7 @@ pub mod shape;
 pub mod sysfs;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 pub use pci::PciAddress;
 
@@ -73,6 +74,13 @@ pub struct HugePages {
     pub free: u64,
 }
 
+impl HugePages {
+    /// Memory reserved for them, in bytes.
+    pub fn total_bytes(&self) -> u64 {
+        self.total.saturating_mul(self.size_kib).saturating_mul(1024)
+    }
+}
+
 /// One NUMA node; it may lack CPUs or memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
@@ -90,29 +98,34 @@ pub struct Node {
     pub distances: Vec<(NodeId, u32)>,
 }
 
-/// A machine's CPUs and nodes: immutable.
+/// A machine's CPUs and nodes: immutable, and cheap to copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Topology {
-    /// Ascending by number, each once.
-    cpus: Vec<Cpu>,
+    processors: Arc<Processors>,
     /// Ascending by number, each once.
     nodes: Vec<Node>,
+}
+
+/// The part of a topology that stays as it is while memory comes and goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Processors {
+    /// Ascending by number, each once.
+    cpus: Vec<Cpu>,
     losses: Vec<String>,
     online: CpuSet,
     possible: CpuSet,
     /// Online threads of each known core; disjoint.
     cores: BTreeMap<CoreId, CpuSet>,
+    /// See [`Topology::keeps_vms_in_one_class`].
     one_class: bool,
 }
 
 impl Topology {
     /// A topology of these CPUs (those present, online or not) and nodes. `possible` may name more CPUs than exist;
     /// `losses` says in sentences what could not be read and how it was modelled.
-    pub fn new(mut cpus: Vec<Cpu>, mut nodes: Vec<Node>, possible: CpuSet, losses: Vec<String>) -> Topology {
+    pub fn new(mut cpus: Vec<Cpu>, nodes: Vec<Node>, possible: CpuSet, losses: Vec<String>) -> Topology {
         cpus.sort_by_key(|cpu| cpu.cpu);
         cpus.dedup_by_key(|cpu| cpu.cpu);
-        nodes.sort_by_key(|node| node.node);
-        nodes.dedup_by_key(|node| node.node);
         let mut cores: BTreeMap<CoreId, CpuSet> = BTreeMap::new();
         for cpu in cpus.iter().filter(|cpu| cpu.online) {
             if let Some(core) = cpu.core {
@@ -120,18 +133,42 @@ impl Topology {
             }
         }
         let online = cpus.iter().filter(|cpu| cpu.online).map(|cpu| cpu.cpu).collect();
-        Topology { cpus, nodes, losses, online, possible, cores, one_class: false }
+        let processors = Arc::new(Processors { cpus, losses, online, possible, cores, one_class: false });
+        Topology { processors, nodes: Vec::new() }.with_nodes(nodes)
     }
 
     /// The same machine, saying whether it is one that [keeps VMs in one class](Topology::keeps_vms_in_one_class).
     #[must_use]
     pub fn keeping_vms_in_one_class(self, one_class: bool) -> Topology {
-        Topology { one_class, ..self }
+        let processors = Processors { one_class, ..Arc::unwrap_or_clone(self.processors) };
+        Topology { processors: Arc::new(processors), ..self }
+    }
+
+    /// The same CPUs beside these nodes.
+    #[must_use]
+    pub fn with_nodes(&self, mut nodes: Vec<Node>) -> Topology {
+        nodes.sort_by_key(|node| node.node);
+        nodes.dedup_by_key(|node| node.node);
+        Topology { processors: Arc::clone(&self.processors), nodes }
+    }
+
+    /// The same machine with all its memory and huge pages unused.
+    #[must_use]
+    pub fn idle(&self) -> Topology {
+        let idle = self.nodes.iter().cloned().map(|node| {
+            let huge_pages = node.huge_pages.iter().map(|pages| HugePages { free: pages.total, ..*pages });
+            let huge_pages: Vec<_> = huge_pages.collect();
+            // What huge pages are made of is no ordinary memory.
+            let reserved = huge_pages.iter().map(HugePages::total_bytes).fold(0, u64::saturating_add);
+            let available_bytes = node.memory_bytes.map(|bytes| bytes.saturating_sub(reserved));
+            Node { available_bytes, huge_pages, ..node }
+        });
+        self.with_nodes(idle.collect())
     }
 
     /// The CPUs present, ascending.
     pub fn cpus(&self) -> &[Cpu] {
-        &self.cpus
+        &self.processors.cpus
     }
 
     /// The NUMA nodes, ascending; empty where the kernel has no NUMA support.
@@ -141,39 +178,43 @@ impl Topology {
 
     /// What could not be read and how it was modelled, one sentence each.
     pub fn losses(&self) -> &[String] {
-        &self.losses
+        &self.processors.losses
     }
 
     /// The CPUs online.
     pub fn online(&self) -> &CpuSet {
-        &self.online
+        &self.processors.online
     }
 
     /// The CPUs that could ever come online.
     pub fn possible(&self) -> &CpuSet {
-        &self.possible
+        &self.processors.possible
     }
 
     /// The online CPUs that the kernel keeps ordinary tasks off.
     pub fn isolated(&self) -> CpuSet {
-        self.cpus.iter().filter(|cpu| cpu.online && cpu.isolated).map(|cpu| cpu.cpu).collect()
+        self.processors.cpus.iter().filter(|cpu| cpu.online && cpu.isolated).map(|cpu| cpu.cpu).collect()
     }
 
     /// Whether the machine has cores of more than one class.
     pub fn is_hybrid(&self) -> bool {
-        self.cpus.iter().any(|cpu| cpu.class.is_some())
+        self.processors.cpus.iter().any(|cpu| cpu.class.is_some())
     }
 
     /// Whether a VM's vCPUs and its emulator have to stay on cores of one class. KVM on Arm makes a vCPU for the kind of
     /// core that its maker runs on, and refuses to initialise it on another (`KVM_ARM_PREFERRED_TARGET` and
     /// `KVM_ARM_VCPU_INIT` in the kernel's Documentation/virt/kvm/api.rst).
     pub fn keeps_vms_in_one_class(&self) -> bool {
-        self.one_class
+        self.processors.one_class
     }
 
     /// One CPU, if it is present.
     pub fn cpu(&self, cpu: CpuId) -> Option<&Cpu> {
-        self.cpus.binary_search_by_key(&cpu, |cpu| cpu.cpu).ok().and_then(|index| self.cpus.get(index))
+        self.processors
+            .cpus
+            .binary_search_by_key(&cpu, |cpu| cpu.cpu)
+            .ok()
+            .and_then(|index| self.processors.cpus.get(index))
     }
 
     /// One node, if it exists.
@@ -183,11 +224,11 @@ impl Topology {
 
     /// The known cores with their online threads, ascending.
     pub fn cores(&self) -> &BTreeMap<CoreId, CpuSet> {
-        &self.cores
+        &self.processors.cores
     }
 
     /// The online threads of the CPU's core, itself included; `None` where its core is unknown or it is offline.
     pub fn siblings(&self, cpu: CpuId) -> Option<&CpuSet> {
-        self.cpu(cpu).filter(|cpu| cpu.online)?.core.and_then(|core| self.cores.get(&core))
+        self.cpu(cpu).filter(|cpu| cpu.online)?.core.and_then(|core| self.processors.cores.get(&core))
     }
 }

@@ -140,6 +140,29 @@ fn a_vm_that_can_do_without_starts_all_the_same() {
 }
 
 #[test]
+fn the_place_of_an_autostart_vm_is_kept_for_it() {
+    let Some(daemon) = Libvirtd::start(&Options::virt_pin(ONE)) else { return };
+    daemon.define(&dedicated("boots"));
+    daemon.define(&dedicated("other"));
+    daemon.virsh(&["autostart", "boots"]).ok();
+    let complaint = daemon.start_guest("other").refused();
+    let sentence = "virt-pin: error[cpu.placement.reserved]: domain \"other\": there is room only on CPUs set aside for autostart \
+                    domains that do not run yet: \"boots\" 1";
+    assert!(complaint.contains(sentence), "{complaint}");
+    daemon.start_guest("boots").ok();
+    daemon.assert_on_cpu_1("boots");
+    daemon.destroy("boots");
+    // Either way out that the hint names.
+    daemon.virsh(&["autostart", "--disable", "boots"]).ok();
+    daemon.start_guest("other").ok();
+    daemon.destroy("other");
+    daemon.virsh(&["autostart", "boots"]).ok();
+    daemon.put("/etc/virt-pin/virt-pin.toml", 0o644, format!("{ONE}autostart_reserve = \"prefer\"\n").as_bytes());
+    daemon.start_guest("other").ok();
+    daemon.assert_on_cpu_1("other");
+}
+
+#[test]
 fn the_cpu_is_free_after_every_kind_of_end() {
     let Some(daemon) = Libvirtd::start(&Options::virt_pin(ONE)) else { return };
     daemon.run(&dedicated("off").powering_off());

@@ -122,6 +122,18 @@ impl Machine {
         self.put("/etc/virt-pin/virt-pin.toml", text);
     }
 
+    /// Defines a domain as libvirt does: its file, and the link of one that starts with the host.
+    pub(crate) fn define(&self, vm: &Vm, autostart: bool) {
+        let banner = "<!--\nWARNING: THIS IS AN AUTO-GENERATED FILE.\n-->\n\n";
+        let xml = Vm { id: None, ..vm.clone() }.xml();
+        self.put(&format!("/etc/libvirt/qemu/{}.xml", vm.name), &format!("{banner}{xml}"));
+        if autostart {
+            fs::create_dir_all(self.path("/etc/libvirt/qemu/autostart")).unwrap();
+            let link = self.path(&format!("/etc/libvirt/qemu/autostart/{}.xml", vm.name));
+            let _ = std::os::unix::fs::symlink(format!("/etc/libvirt/qemu/{}.xml", vm.name), link);
+        }
+    }
+
     /// leases.json, or nothing.
     pub(crate) fn leases(&self) -> Option<String> {
         fs::read_to_string(self.path("/run/virt-pin/leases.json")).ok()
