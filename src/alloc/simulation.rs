@@ -5,12 +5,14 @@
 
 use std::collections::BTreeMap;
 
-use super::Supply;
 use super::demand::{Definition, Demand, Reserve};
 use super::plan::Plan;
 use super::policy::OtherThreads;
+use super::quality::Advice;
 use super::refusal::Refusal;
+use super::repack::{Extent, Move, Mover};
 use super::request::Request;
+use super::{Supply, quality, repack};
 use crate::cpuset::CpuSet;
 use crate::error::Code;
 use crate::host::Topology;
@@ -21,6 +23,8 @@ pub struct Simulation {
     host: Topology,
     pinnable: CpuSet,
     running: BTreeMap<String, Plan>,
+    /// What those that run asked for.
+    requests: BTreeMap<String, Request>,
     reserve: Reserve,
     defined: BTreeMap<String, Definition<String>>,
     /// Of the host and the definitions as they are; `None` when they have changed since.
@@ -31,8 +35,8 @@ impl Simulation {
     /// A host on which nobody runs or is defined. Where no CPU is left for housekeeping, emulator and I/O threads that ask for it are
     /// taken to run elsewhere: their place is empty in the plans.
     pub fn new(host: Topology, pinnable: CpuSet) -> Simulation {
-        let (running, defined) = (BTreeMap::new(), BTreeMap::new());
-        Simulation { host, pinnable, running, reserve: Reserve::default(), defined, demand: None }
+        let (running, requests, defined) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        Simulation { host, pinnable, running, requests, reserve: Reserve::default(), defined, demand: None }
     }
 
     /// The same, with what the places of autostart domains mean to others.
@@ -53,11 +57,8 @@ impl Simulation {
 
     /// The pinnable CPUs that nobody has.
     pub fn free(&self) -> CpuSet {
-        self.pinnable.intersection(self.host.online()).difference(&self.taken())
-    }
-
-    fn taken(&self) -> CpuSet {
-        self.running.values().fold(CpuSet::new(), |taken, plan| taken.union(&plan.exclusive()))
+        let taken = self.running.values().fold(CpuSet::new(), |taken, plan| taken.union(&plan.exclusive()));
+        self.pinnable.intersection(self.host.online()).difference(&taken)
     }
 
     /// A dedicated domain is defined, or defined anew.
@@ -81,9 +82,7 @@ impl Simulation {
         if self.running.contains_key(id) {
             return Err(Refusal::new(Code::StateConflict, "it runs already"));
         }
-        let taken = self.taken();
-        let isolated = self.host.isolated();
-        let housekeeping = self.host.online().difference(&self.pinnable).difference(&isolated).difference(&taken);
+        let (taken, housekeeping) = self.beside(id);
         let supply =
             Supply { topology: &self.host, pinnable: &self.pinnable, taken: &taken, housekeeping: &housekeeping };
         let demand = self.demand.get_or_insert_with(|| {
@@ -100,12 +99,46 @@ impl Simulation {
         if asked.policy.iothreads != request.policy.iothreads {
             plan.iothreads = CpuSet::new();
         }
+        self.requests.insert(key.clone(), request.clone());
         Ok(self.running.entry(key).or_insert(plan))
     }
 
     /// A domain stops; the plan it had, if it ran.
     pub fn stop(&mut self, id: &str) -> Option<Plan> {
+        self.requests.remove(id);
         self.running.remove(id)
+    }
+
+    /// What could be better about the plan of a domain that runs.
+    pub fn advise(&self, id: &str) -> Option<Advice> {
+        let (request, plan) = self.requests.get(id).zip(self.running.get(id))?;
+        self.with_supply(id, |supply| quality::advise(supply, &seated(request, supply.housekeeping), plan))
+    }
+
+    /// The moves of others after which the request has a plan, or one spread no wider than `goal`; `None` = none are known.
+    pub fn moves(&self, id: &str, request: &Request, goal: Option<Extent>) -> Option<Vec<Move<String>>> {
+        self.with_supply(id, |supply| {
+            let others = self.requests.iter().filter(|(other, _)| *other != id);
+            let movers = others.filter_map(|(other, request)| {
+                let cpus = self.running.get(other)?.exclusive();
+                Some(Mover { id: other.clone(), request: seated(request, supply.housekeeping), cpus })
+            });
+            repack::moves(supply, &seated(request, supply.housekeeping), &movers.collect::<Vec<_>>(), goal)
+        })
+    }
+
+    fn with_supply<T>(&self, id: &str, with: impl FnOnce(&Supply<'_>) -> T) -> T {
+        let (taken, housekeeping) = self.beside(id);
+        with(&Supply { topology: &self.host, pinnable: &self.pinnable, taken: &taken, housekeeping: &housekeeping })
+    }
+
+    /// What a start of this domain meets: the CPUs that others have, and those of the host's own work.
+    fn beside(&self, id: &str) -> (CpuSet, CpuSet) {
+        let others = self.running.iter().filter(|(other, _)| *other != id);
+        let taken = others.fold(CpuSet::new(), |taken, (_, plan)| taken.union(&plan.exclusive()));
+        let housekeeping = self.host.online().difference(&self.pinnable).difference(&self.host.isolated());
+        let housekeeping = housekeeping.difference(&taken);
+        (taken, housekeeping)
     }
 
     /// CPUs go offline or come online. The domains whose vCPUs or parked siblings are now (partly) offline.

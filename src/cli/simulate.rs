@@ -13,12 +13,11 @@ use super::advice::{self, How};
 use super::{Answer, Context, failure, to_json};
 use crate::alloc::demand::Reserve;
 use crate::alloc::plan::Plan;
-use crate::alloc::policy::{Kind, OtherThreads, Policy};
+use crate::alloc::policy::{Kind, Policy};
 use crate::alloc::refusal::Refusal;
-use crate::alloc::repack::{self, Extent, Mover};
+use crate::alloc::repack::Move;
 use crate::alloc::request::{GuestMemory, Pages, Request};
 use crate::alloc::simulation::Simulation;
-use crate::alloc::{Supply, quality};
 use crate::cpuset::{CpuId, CpuSet};
 use crate::error::{Code, Error, Moved, Result};
 use crate::host::{shape, sysfs};
@@ -83,9 +82,7 @@ pub(super) fn simulate(
     // Without a word on it, everything is pinnable: this is about placement, not about one operator's allowlist.
     let pinnable = context.pinnable.clone().unwrap_or_else(|| host.possible().union(host.online()));
     let mut run = Run {
-        simulation: Simulation::new(host, pinnable.clone()).with_reserve(reserve),
-        pinnable,
-        requests: BTreeMap::new(),
+        simulation: Simulation::new(host, pinnable).with_reserve(reserve),
         moves,
         defined: BTreeMap::new(),
         totals: Totals::default(),
@@ -144,9 +141,6 @@ fn lines(input: Box<dyn BufRead>) -> impl Iterator<Item = std::result::Result<St
 
 struct Run {
     simulation: Simulation,
-    pinnable: CpuSet,
-    /// What those that run have asked for.
-    requests: BTreeMap<String, Request>,
     /// Whether to look for the leases that would have to move.
     moves: bool,
     defined: BTreeMap<String, Event>,
@@ -186,10 +180,7 @@ impl Run {
                 }
             }
             Op::Stop => match self.simulation.stop(&id) {
-                Some(plan) => {
-                    self.requests.remove(&id);
-                    Ok(json!({ "op": "stop", "id": id, "freed": plan.exclusive().to_string() }))
-                }
+                Some(plan) => Ok(json!({ "op": "stop", "id": id, "freed": plan.exclusive().to_string() })),
                 None => Ok(refused("stop", &id, &Error::new(Code::DomainUnknown, "it does not run"))),
             },
             Op::Start | Op::Offline | Op::Online => {
@@ -212,14 +203,14 @@ impl Run {
                     return Ok(json!({ "op": "start", "id": id, "shared": true }));
                 }
                 match self.simulation.start(&id, &request).cloned() {
-                    Ok(plan) => Ok(self.started(&id, request, &plan)),
+                    Ok(plan) => Ok(self.started(&id, &request, &plan)),
                     Err(refusal) => Ok(self.refuse_start(&id, &request, refusal)),
                 }
             }
         }
     }
 
-    fn started(&mut self, id: &str, request: Request, plan: &Plan) -> serde_json::Value {
+    fn started(&mut self, id: &str, request: &Request, plan: &Plan) -> serde_json::Value {
         let llc = |cpu: CpuId| self.simulation.host().cpu(cpu).and_then(|cpu| cpu.llc).map(|llc| llc.0);
         let llcs: BTreeSet<u16> = plan.vcpus.iter().flatten().filter_map(|&cpu| llc(cpu)).collect();
         let numbers = |set: &CpuSet| set.iter().map(|cpu| cpu.0).collect::<Vec<_>>();
@@ -237,41 +228,27 @@ impl Run {
             "llcs": llcs,
             "topology": plan.guest.map(|guest| json!([guest.sockets, guest.dies, guest.cores, guest.threads])),
         });
-        if let (Some(advice), Some(object)) = (self.advice(id, &request, plan), answer.as_object_mut()) {
+        if let (Some(advice), Some(object)) = (self.advice(id, request), answer.as_object_mut()) {
             object.insert("advice".to_owned(), json!(advice));
         }
-        self.requests.insert(id.to_owned(), request);
         answer
     }
 
-    fn advice(&self, id: &str, request: &Request, plan: &Plan) -> Option<advice::View> {
-        let ground = self.beside(id);
-        let advice = quality::advise(&ground.supply(self), &ground.asked(request), plan)?;
-        let moves = if self.moves { ground.moves(self, request, Some(advice.goal())) } else { None };
-        advice::View::new(Some((&advice, &How::Moves(moves.unwrap_or_default()))), None)
+    fn advice(&self, id: &str, request: &Request) -> Option<advice::View> {
+        let advice = self.simulation.advise(id)?;
+        let moves = if self.moves { self.simulation.moves(id, request, Some(advice.goal())) } else { None };
+        advice::View::new(Some((&advice, &How::Moves(moved(moves.unwrap_or_default())))), None)
     }
 
     fn refuse_start(&mut self, id: &str, request: &Request, refusal: Refusal) -> serde_json::Value {
         let scattered = self.moves && refusal.code == Code::NeedsRepack;
-        let moves = scattered.then(|| {
-            let ground = self.beside(id);
-            ground.moves(self, request, None)
-        });
+        let moves = if scattered { self.simulation.moves(id, request, None) } else { None };
         let error = Error::from(refusal);
-        let error = match moves.flatten() {
-            Some(moves) => error.with_moves(moves),
+        let error = match moves {
+            Some(moves) => error.with_moves(moved(moves)),
             None => error,
         };
         self.refuse_with(id, error)
-    }
-
-    /// The host as a start of this domain meets it.
-    fn beside(&self, id: &str) -> Ground {
-        let others = self.simulation.running().iter().filter(|(other, _)| *other != id);
-        let taken = others.fold(CpuSet::new(), |taken, (_, plan)| taken.union(&plan.exclusive()));
-        let host = self.simulation.host();
-        let housekeeping = host.online().difference(&self.pinnable).difference(&host.isolated()).difference(&taken);
-        Ground { taken, housekeeping }
     }
 
     fn refuse(&mut self, id: &str, refusal: Refusal) -> serde_json::Value {
@@ -297,45 +274,6 @@ impl Run {
     }
 }
 
-/// What a start finds: who is there, and where the host's own work runs.
-struct Ground {
-    taken: CpuSet,
-    housekeeping: CpuSet,
-}
-
-impl Ground {
-    fn supply<'a>(&'a self, run: &'a Run) -> Supply<'a> {
-        let Ground { taken, housekeeping } = self;
-        Supply { topology: run.simulation.host(), pinnable: &run.pinnable, taken, housekeeping }
-    }
-
-    /// The request as the simulation asks for it: without housekeeping CPUs other threads are taken to run elsewhere.
-    fn asked(&self, request: &Request) -> Request {
-        let mut asked = request.clone();
-        for others in [&mut asked.policy.emulator, &mut asked.policy.iothreads] {
-            if self.housekeeping.is_empty() && *others == OtherThreads::Housekeeping {
-                *others = OtherThreads::Share;
-            }
-        }
-        asked
-    }
-
-    fn moves(&self, run: &Run, request: &Request, goal: Option<Extent>) -> Option<Vec<Moved>> {
-        let running = run.requests.iter().filter_map(|(id, request)| {
-            let cpus = run.simulation.running().get(id)?.exclusive();
-            // Who is started already does not move for itself.
-            cpus.is_subset(&self.taken).then(|| Mover { id, request: self.asked(request), cpus })
-        });
-        let moves = repack::moves(&self.supply(run), &self.asked(request), &running.collect::<Vec<_>>(), goal)?;
-        let moved = moves.into_iter().map(|one| Moved {
-            domain: one.id.clone(),
-            from: one.from.to_string(),
-            to: one.to.to_string(),
-        });
-        Some(moved.collect())
-    }
-}
-
 fn refused(op: &str, id: &str, error: &Error) -> serde_json::Value {
     json!({ "op": op, "id": id, "refused": failure::value(error) })
 }
@@ -358,4 +296,9 @@ fn request(event: &Event) -> Result<Request> {
     let vcpus = event.vcpus.ok_or_else(|| Error::new(Code::Usage, "needs \"vcpus\""))?;
     let memory = event.memory_mib.map(|mib| GuestMemory { bytes: mib.saturating_mul(1 << 20), pages: Pages::Ordinary });
     Ok(Request { iothreads: event.iothreads.unwrap_or(0), memory, ..Request::new(vcpus, policy) })
+}
+
+fn moved(moves: Vec<Move<String>>) -> Vec<Moved> {
+    let moved = |one: Move<String>| Moved { domain: one.id, from: one.from.to_string(), to: one.to.to_string() };
+    moves.into_iter().map(moved).collect()
 }
