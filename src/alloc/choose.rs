@@ -55,6 +55,8 @@ pub(super) struct Demand<'a> {
     /// The same by group. A single group lies where the spans say; of several, each lies on one node, and no two share a
     /// piece.
     pub(super) groups: &'a [u32],
+    /// Whether groups of as many vCPUs are equals, so that it is the same which of them lies where.
+    pub(super) equals: bool,
     /// Pieces beside those of the vCPUs, for emulator and I/O threads.
     pub(super) extra: usize,
     /// Over how many nodes; [`Span::Spread`] = each group on a node of its own.
@@ -189,7 +191,7 @@ impl Search<'_> {
                     return self.seat_tightly(nodes, &order);
                 }
                 let mut found = Vec::new();
-                self.seat(&mut nodes, &order, &mut found);
+                self.seat(&mut nodes, &order, None, &mut found);
                 self.best(found)
             }
         }
@@ -197,7 +199,14 @@ impl Search<'_> {
 
     /// Step 5: the groups to come, in every way, onto the nodes; the choices go to `found`. Beyond [`MAX_SEATED`] groups, or
     /// once the steps are used up, each goes to the tightest node only.
-    fn seat<'a>(&self, nodes: &mut Vec<Seats<'a>>, order: &[usize], found: &mut Vec<Choice<'a>>) {
+    /// `last` is who was seated last, how large it is and where it sits: of equals none sits before the other.
+    fn seat<'a>(
+        &self,
+        nodes: &mut Vec<Seats<'a>>,
+        order: &[usize],
+        last: Option<(u32, usize)>,
+        found: &mut Vec<Choice<'a>>,
+    ) {
         let Some((&group, rest)) = order.split_first() else {
             // With a node left over, it is a matter of fewer nodes.
             if nodes.iter().all(|node| !node.groups.is_empty()) {
@@ -206,10 +215,11 @@ impl Search<'_> {
             return;
         };
         let vcpus = self.demand.groups.get(group).copied().unwrap_or(0);
-        for at in self.candidates(nodes, vcpus) {
+        let from = last.filter(|(size, _)| self.demand.equals && *size == vcpus).map_or(0, |(_, at)| at);
+        for at in self.candidates(nodes, vcpus).into_iter().filter(|&at| at >= from) {
             let Some(before) = nodes.get(at).map(Seats::room) else { continue };
             nodes.iter_mut().skip(at).take(1).for_each(|node| node.take(group, vcpus));
-            self.seat(nodes, rest, found);
+            self.seat(nodes, rest, Some((vcpus, at)), found);
             nodes.iter_mut().skip(at).take(1).for_each(|node| node.give_back(before));
             let Some(left) = self.seats.get().checked_sub(1) else { return };
             self.seats.set(left);

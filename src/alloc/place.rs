@@ -46,7 +46,7 @@ pub(super) fn place(supply: &Supply<'_>, request: &Request, steps: Steps<'_>) ->
     let sizes: Vec<u32> = groups.iter().map(|group| u32::try_from(group.vcpus.len()).unwrap_or(u32::MAX)).collect();
     let far = |nodes: &BTreeSet<NodeId>| far(supply.topology, &request.devices, nodes);
     let far = (request.policy.locality == Locality::Devices && !request.devices.is_empty()).then_some(&far as Far<'_>);
-    let demand = demand(supply.topology, request, &sizes, far);
+    let demand = demand(supply.topology, request, &groups, &sizes, far);
     steps(format_args!("pinnable and online: {}", or_none(&supply.handed_out())));
     steps(format_args!("held by leases: {}", or_none(&supply.taken.intersection(&supply.handed_out()))));
     let withheld = withheld(supply, request);
@@ -77,14 +77,21 @@ pub(super) fn place(supply: &Supply<'_>, request: &Request, steps: Steps<'_>) ->
     Ok(plan)
 }
 
-fn demand<'a>(topology: &Topology, request: &Request, groups: &'a [u32], far: Option<Far<'a>>) -> Demand<'a> {
+fn demand<'a>(
+    topology: &Topology,
+    request: &Request,
+    groups: &[Group],
+    sizes: &'a [u32],
+    far: Option<Far<'a>>,
+) -> Demand<'a> {
     let emulator = request.policy.emulator == OtherThreads::Isolate;
     let iothreads = request.policy.iothreads == OtherThreads::Isolate && request.iothreads > 0;
     // Over one node there is nothing to spread.
-    let alone = groups.len() == 1 && request.policy.numa == Span::Spread;
+    let alone = sizes.len() == 1 && request.policy.numa == Span::Spread;
     Demand {
-        vcpus: groups.iter().sum(),
-        groups,
+        vcpus: sizes.iter().sum(),
+        groups: sizes,
+        equals: groups.windows(2).all(|pair| matches!(pair, [a, b] if a.bytes == b.bytes)),
         extra: usize::from(emulator) + usize::from(iothreads),
         numa: if alone { Span::Single } else { request.policy.numa },
         cache: request.policy.cache,
