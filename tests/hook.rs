@@ -994,6 +994,50 @@ fn a_confinement_that_cannot_be_made_takes_the_lease_back() {
     assert_eq!(pins(&machine.event(&Vm::new(1, 2), "migrate begin").printed()), [2, 10]);
 }
 
+/// With machined on cgroup v2 the scope does not exist yet: systemd is told what it may have.
+#[test]
+fn a_scope_is_confined_by_a_drop_in_that_goes_with_the_lease() {
+    let machine = Machine::new("2-3,10-11");
+    machine.put("/proc/mounts", "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n");
+    machine.put("/sys/fs/cgroup/cgroup.controllers", "cpuset cpu memory\n");
+    machine.put("/sys/fs/cgroup/cpuset.cpus.effective", "0-15\n");
+    machine.put("/usr/share/dbus-1/system-services/org.freedesktop.machine1.service", "");
+    let vm = Vm::new(1, 2);
+    // A machine whose systemd has no place for it.
+    machine.put("/run/systemd/system", "");
+    machine.event(&vm, "prepare begin").refused(Code::ConfinementFailed);
+    assert_eq!(machine.leased().len(), 0);
+    fs::remove_file(machine.path("/run/systemd/system")).unwrap();
+    fs::create_dir(machine.path("/run/systemd/system")).unwrap();
+    let units = || {
+        let found = fs::read_dir(machine.path("/run/systemd/system")).unwrap();
+        let mut names: Vec<_> = found.map(|unit| unit.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    };
+    machine.prepare(&vm);
+    let unit = r"machine-qemu\x2d1\x2dvm1.scope.d";
+    assert_eq!(units(), [unit]);
+    let text = machine.read(&format!("/run/systemd/system/{unit}/50-virt-pin.conf"));
+    assert!(text.contains("[Scope]\nAllowedCPUs=0-2,4-10,12-15\nAllowedMemoryNodes=0\n"), "{text}");
+    // The same event again, as of a second copy of the hook, changes nothing; the next attempt has another id.
+    machine.prepare(&vm);
+    assert_eq!(units(), [unit]);
+    machine.prepare(&Vm { id: Some(2), ..vm.clone() });
+    assert_eq!(units(), [r"machine-qemu\x2d2\x2dvm1.scope.d"]);
+    // A VM without a lease that gets the id of one whose end went unreported does not inherit its CPUs.
+    let shared = Vm { id: Some(2), ..Vm::new(7, 1).without_policy().named("vm1") };
+    fs::remove_file(machine.path("/run/virt-pin/leases.json")).unwrap();
+    machine.event(&shared, "prepare begin").silent();
+    assert_eq!(units(), [""; 0]);
+    machine.prepare(&vm);
+    machine.event(&vm, "release end shutdown").silent();
+    assert_eq!(units(), [""; 0]);
+    // A migration asks only.
+    machine.event(&vm, "migrate begin").printed();
+    assert_eq!(units(), [""; 0]);
+}
+
 #[test]
 fn threads_that_are_elsewhere() {
     let emulator = "0-1,4-9,12-15";

@@ -171,7 +171,10 @@ fn confinement(root: &Root, findings: &mut Findings) {
     };
     let check = "VMs are confined before QEMU is executed";
     match how {
-        Confinement::BeforeExec { .. } => findings.pass("host", check, kind),
+        Confinement::Tree { .. } => findings.pass("host", check, format!("{kind}: each thread by its own cgroup")),
+        Confinement::Scope => {
+            findings.pass("host", check, format!("{kind}: all of QEMU by its scope, each thread when it is started"));
+        }
         Confinement::AtStarted => {
             let message =
                 format!("{kind}: not on this kind of host yet; threads are bound when libvirt reports the VM started");

@@ -10,7 +10,7 @@ use crate::config::settings::Settings;
 use crate::cpuset::CpuSet;
 use crate::decision::{self, Dedicated, Situation, Wish};
 use crate::definitions;
-use crate::enforce::{self, Confinement, binding, tree};
+use crate::enforce::{self, binding};
 use crate::error::{Code, Error, Result};
 use crate::host::process::{self, Process};
 use crate::host::qemu;
@@ -126,16 +126,14 @@ impl Event<'_> {
         // Nothing was changed up to here. From here on the lease is written first, then made physical: a crash between
         // leaves a lease without effect, never an effect without a lease.
         let confinement = enforce::confinement(self.root)?;
-        let place = match (&confinement, self.identity.id) {
-            (Confinement::BeforeExec { mount }, Some(id)) if preparing => {
-                let iothreads = read::iothread_ids(self.domain)?;
-                Some((mount, tree::path(mount, partition.as_deref(), id, &self.identity.name)?, iothreads))
-            }
+        let place = match self.identity.id {
+            Some(id) if preparing => confinement.place(partition.as_deref(), id, &self.identity.name)?,
             _ => None,
         };
+        let iothreads = read::iothread_ids(self.domain)?;
         let state_now = if preparing { State::Reserved } else { State::Provisional };
         let lease = Lease {
-            cgroup: place.as_ref().map(|(_, path, _)| path.clone()),
+            cgroup: place.clone(),
             request: Some(wish.request.clone()),
             ..self.new_lease(state_now, Holds::Dedicated(plan.clone()))
         };
@@ -147,8 +145,8 @@ impl Event<'_> {
         self.clean_up(&leases, void);
         // A former attempt had another id of libvirt's, and so another cgroup.
         self.remove_cgroup(&leases, existing.and_then(|former| former.cgroup));
-        if let Some((mount, path, iothreads)) = place {
-            if let Err(error) = tree::make(self.root, mount, &path, &iothreads, &plan) {
+        if let Some(place) = place {
+            if let Err(error) = confinement.make(self.root, &place, &iothreads, &plan) {
                 leases.remove(self.uuid);
                 let error = match state.replace(&leases) {
                     Ok(()) => error,
@@ -386,16 +384,16 @@ impl Event<'_> {
     fn remove_cgroup(&self, leases: &Leases, path: Option<String>) {
         let unowned = |path: &String| !leases.iter().any(|lease| lease.cgroup.as_ref() == Some(path));
         if let Some(path) = path.filter(unowned) {
-            tree::remove(self.root, &path);
+            enforce::remove(self.root, &path);
         }
     }
 
     /// Removes the cgroup that libvirt would take for this domain's, with a stranger's CPUs.
     fn remove_cgroup_in_its_place(&self, leases: &Leases) {
-        if let (Ok(Confinement::BeforeExec { mount }), Some(id)) = (enforce::confinement(self.root), self.identity.id) {
+        if let (Ok(confinement), Some(id)) = (enforce::confinement(self.root), self.identity.id) {
             // A partition that makes no path is libvirt's to refuse.
-            let path = tree::path(&mount, read::partition(self.domain).as_deref(), id, &self.identity.name);
-            self.remove_cgroup(leases, path.ok());
+            let place = confinement.place(read::partition(self.domain).as_deref(), id, &self.identity.name);
+            self.remove_cgroup(leases, place.ok().flatten());
         }
     }
 

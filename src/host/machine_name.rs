@@ -1,4 +1,4 @@
-//! What libvirt calls a domain's cgroup: pure text, from libvirt's own rules.
+//! What libvirt and systemd call a domain's cgroup: pure text, from their own rules.
 //!
 //! libvirt 9.0 to 12.8: `virDomainMachineNameAppendValid` (src/hypervisor/domain_driver.c), `virCgroupSetPartitionSuffix`
 //! and `virCgroupPartitionEscape` (src/util/vircgroup.c).
@@ -25,6 +25,13 @@ pub fn machine_name(domain_id: u32, name: &str) -> String {
     }
     machine.truncate(machine.trim_end_matches(['-', '.']).len());
     machine
+}
+
+/// The unit that machined makes for the domain's processes: its machine name in `machine-NAME.scope`, escaped as
+/// `unit_name_escape` does (src/basic/unit-name.c), which leaves letters, digits, `:`, `_` and inner dots as they are. Of
+/// what a machine name can have, that is all but the dash.
+pub fn scope_name(domain_id: u32, name: &str) -> String {
+    format!("machine-{}.scope", machine_name(domain_id, name).replace('-', "\\x2d"))
 }
 
 /// The path of a `<resource><partition>` below a hierarchy's mount point, where there is no machined: `/machine` stays,
@@ -71,6 +78,12 @@ mod tests {
             assert_eq!(machine_name(1, name), expected, "{name}");
         }
         assert_eq!(machine_name(12, &"a".repeat(1000)), format!("qemu-12-{}", "a".repeat(56)));
+    }
+
+    #[test]
+    fn scopes() {
+        assert_eq!(scope_name(7, "web.x-1"), r"machine-qemu\x2d7\x2dweb.x\x2d1.scope");
+        assert_eq!(scope_name(1, "--"), r"machine-qemu\x2d1.scope");
     }
 
     #[test]
