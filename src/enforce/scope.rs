@@ -94,7 +94,7 @@ mod tests {
         make(&root, &path, &plan).unwrap();
         let text = root.read(&format!("{path}/{FILE}")).unwrap();
         assert!(text.ends_with("[Scope]\nAllowedCPUs=0,4-5\nAllowedMemoryNodes=1\n"), "{text}");
-        fs::write(root.resolve(&path).join("10-own.conf"), "").unwrap();
+        fs::File::create_new(root.resolve(&path).join("10-own.conf")).unwrap();
         remove(&root, &path);
         assert_eq!(root.list(&path).unwrap(), ["10-own.conf"]);
         fs::remove_file(root.resolve(&path).join("10-own.conf")).unwrap();
