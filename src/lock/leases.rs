@@ -126,8 +126,9 @@ impl Leases {
 
     /// The CPUs held by every domain but this one.
     pub fn taken_from(&self, uuid: Option<DomainUuid>) -> CpuSet {
-        let others = self.leases.iter().filter(|lease| Some(lease.uuid) != uuid);
-        others.fold(CpuSet::new(), |taken, lease| taken.union(&lease.cpus()))
+        let mut taken = CpuSet::new();
+        self.leases.iter().filter(|lease| Some(lease.uuid) != uuid).for_each(|lease| taken.add(&lease.cpus()));
+        taken
     }
 
     /// Another domain's dedicated lease with any of these CPUs.
@@ -150,19 +151,26 @@ impl Leases {
         }
         // Once over all: who has a CPU exclusively, and then whether anybody else may be there.
         let mut owned = CpuSet::new();
-        for lease in self.leases.iter().filter(|lease| lease.plan().is_some()) {
-            let cpus = lease.cpus();
+        let mut own = Vec::new();
+        for lease in &self.leases {
+            let cpus = lease.plan().map(Plan::exclusive).unwrap_or_default();
             if !cpus.is_disjoint(&owned) {
                 return Err(format!("CPUs {} of \"{}\" have two owners", cpus.intersection(&owned), lease.name));
             }
-            owned = owned.union(&cpus);
+            owned.add(&cpus);
+            own.push(cpus);
         }
-        for lease in &self.leases {
-            let reach = lease.plan().map_or_else(|| lease.cpus(), Plan::allowed);
-            let foreign = lease.plan().map_or_else(|| owned.clone(), |plan| owned.difference(&plan.exclusive()));
-            if !reach.is_disjoint(&foreign) {
-                let cpus = reach.intersection(&foreign);
-                return Err(format!("\"{}\" may run on CPUs {cpus}, which another domain owns", lease.name));
+        for (lease, own) in self.leases.iter().zip(&own) {
+            // A domain's vCPUs are on CPUs of its own.
+            let elsewhere = match &lease.holds {
+                Holds::Dedicated(plan) => [&plan.emulator, &plan.iothreads],
+                Holds::Static(cpus) => [cpus, cpus],
+            };
+            for cpus in elsewhere {
+                let foreign = cpus.intersection(&owned).difference(own);
+                if !foreign.is_empty() {
+                    return Err(format!("\"{}\" may run on CPUs {foreign}, which another domain owns", lease.name));
+                }
             }
         }
         Ok(())
@@ -188,21 +196,23 @@ impl Leases {
     /// # Errors
     /// [`Unreadable`]: newer than this code, or corrupt.
     pub fn from_json(text: &str) -> std::result::Result<Leases, Unreadable> {
-        // The version alone first: a newer file may have any other field.
+        /// A newer file may have any other field.
         #[derive(Deserialize)]
         struct Version {
             version: u32,
         }
         let corrupt = |reason: String| Unreadable { code: Code::StateCorrupt, reason };
-        let Version { version } =
-            serde_json::from_str(text).map_err(|error| corrupt(format!("is not a lease file: {error}")))?;
-        if version > VERSION {
+        let file = serde_json::from_str::<FileV1>(text);
+        let version = match &file {
+            Ok(file) => Some(file.version),
+            Err(_) => serde_json::from_str::<Version>(text).ok().map(|file| file.version),
+        };
+        if let Some(version) = version.filter(|&version| version > VERSION) {
             let reason =
                 format!("has version {version}; this is virt-pin {} and reads {VERSION}", env!("CARGO_PKG_VERSION"));
             return Err(Unreadable { code: Code::StateNewer, reason });
         }
-        let file: FileV1 =
-            serde_json::from_str(text).map_err(|error| corrupt(format!("is not a lease file: {error}")))?;
+        let file = file.map_err(|error| corrupt(format!("is not a lease file: {error}")))?;
         let leases = file.leases.into_iter().map(Lease::try_from).collect::<std::result::Result<Vec<_>, _>>();
         let leases = Leases { boot_id: file.boot_id, leases: leases.map_err(corrupt)? };
         leases.check().map_err(|what| corrupt(format!("contradicts itself: {what}")))?;
