@@ -7,8 +7,8 @@
 //! - this one, copied, without any other lease. Where cgroup v1 can be had (as root), the VM's cgroup is really made, too,
 //!   below one of our own;
 //! - one of 512 CPUs in 256 cores, 32 last-level caches, 8 nodes, with 200 leases of running domains. Their processes are
-//!   real ones (they sleep), seen through the real `/proc`; the files of sysfs are in memory, which makes each of them
-//!   cheaper than the kernel's own (the rest of the output says by how much).
+//!   real ones (they sleep and hold a lock, as QEMU does), seen through the real `/proc`; the files of sysfs are in memory,
+//!   which makes each of them cheaper than the kernel's own (the last line of the output says by how much).
 #![allow(
     missing_docs,
     clippy::unwrap_used,
@@ -16,13 +16,14 @@
     clippy::panic,
     clippy::indexing_slicing,
     clippy::print_stdout,
+    clippy::cast_possible_truncation,
     reason = "a benchmark"
 )]
 
 mod host;
 
 use std::fs;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -38,12 +39,20 @@ use virt_pin::lock::{DEADLINE, StateLock};
 use virt_pin::uuid::DomainUuid;
 
 const RUNS: usize = 300;
+/// What this program is told that shall stand for a QEMU.
+const HOLD: &str = "hold-lock";
 const HOOK: &str = env!("CARGO_BIN_EXE_virt-pin-hook");
 /// Which CPUs of the large machine are pinnable: all but eight cores, one on each node.
 const LARGE: &str = "2s128c2t,numa=8,llc=32";
 const LEASES: u16 = 200;
 
 fn main() {
+    let args: Vec<String> = std::env::args().collect();
+    if let [_, hold, path] = args.as_slice() {
+        if hold == HOLD {
+            return hold_lock(path);
+        }
+    }
     // tmpfs, like /run and /sys.
     let dir = tempfile::tempdir_in(if Path::new("/dev/shm").is_dir() { "/dev/shm" } else { "/tmp" }).unwrap();
     let small = Start { root: dir.path().join("small"), domain: domain(1, "cores='thread'") };
@@ -52,10 +61,13 @@ fn main() {
     let cgroup = Cgroup::make(&small.root);
     let _running = busy_machine(&large.root);
     let empty = empty_program(dir.path());
-    let mut times: [Vec<Duration>; 3] = Default::default();
+    let forget = || drop(fs::remove_file(large.root.join("run/virt-pin/topology.json")));
+    let mut times: [Vec<Duration>; 4] = Default::default();
     for _ in 0..RUNS {
         times[0].push(time(&mut Command::new(&empty), ""));
-        for (start, times) in [&small, &large].into_iter().zip(&mut times[1..]) {
+        // The last one finds what the one before has left.
+        forget();
+        for (start, times) in [&small, &large, &large].into_iter().zip(&mut times[1..]) {
             times.push(start.prepare());
             start.release();
         }
@@ -64,9 +76,12 @@ fn main() {
     let names = [
         "empty Rust program".to_owned(),
         format!("prepare on this machine, {with} the VM's cgroup"),
-        format!("prepare on 512 CPUs beside {LEASES} leases"),
+        format!("the first prepare on 512 CPUs beside {LEASES} leases"),
+        format!("each later one on 512 CPUs beside {LEASES} leases"),
     ];
-    let counts = [instructions(&mut Command::new(&empty), ""), small.instructions(), large.instructions()];
+    forget();
+    let counts =
+        [instructions(&mut Command::new(&empty), ""), small.instructions(), large.instructions(), large.instructions()];
     let base = median(&mut times[0]);
     println!("medians of {RUNS} runs in turn; instructions as callgrind counts them:");
     for ((name, times), count) in names.iter().zip(&mut times).zip(counts) {
@@ -137,7 +152,9 @@ fn busy_machine(root: &Path) -> Running {
         let vcpus = if number % 10 == 0 { 4 } else { 2 };
         let name = format!("domain-{number}");
         let plan = domains.start(&name, &Request { vcpus, iothreads: 1, policy, memory: None }).unwrap().clone();
-        let child = Command::new("sleep").arg("3600").stdin(Stdio::null()).spawn().unwrap();
+        let pid_file = format!("/run/libvirt/qemu/{name}.pid");
+        put(root, &pid_file, "");
+        let child = qemu_like(&root.join(&pid_file[1..]));
         link(root, &format!("/proc/{}", child.id()));
         let qemu = process::process(&state, child.id()).unwrap();
         running.0.push(child);
@@ -155,6 +172,31 @@ fn busy_machine(root: &Path) -> Running {
     }
     lock.replace(&leases).unwrap();
     running
+}
+
+/// A process that holds its pid file's lock as a QEMU does: this program under another name.
+fn qemu_like(pid_file: &Path) -> Child {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    let mut child = command.arg(HOLD).arg(pid_file).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    // It says so once it does.
+    let mut said = [0];
+    child.stdout.take().unwrap().read_exact(&mut said).unwrap();
+    child
+}
+
+/// Holds the lock on the file until stdin ends.
+fn hold_lock(path: &str) {
+    let file = fs::OpenOptions::new().read(true).write(true).open(path).unwrap();
+    let lock = nix::libc::flock {
+        l_type: nix::libc::F_WRLCK as nix::libc::c_short,
+        l_whence: nix::libc::SEEK_SET as nix::libc::c_short,
+        l_start: 0,
+        l_len: 1,
+        l_pid: 0,
+    };
+    nix::fcntl::fcntl(&file, nix::fcntl::FcntlArg::F_SETLK(&lock)).unwrap();
+    println!("locked");
+    let _ = std::io::stdin().read(&mut [0]);
 }
 
 /// Processes that stand for QEMUs.

@@ -310,30 +310,30 @@ impl FromIterator<CpuId> for CpuSet {
 impl fmt::Display for CpuSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Digit by digit into one text: a host's leases have thousands of numbers, and each start writes them all.
-        let mut text = String::new();
+        let mut text = Vec::with_capacity(64);
         let mut at = 0;
         while let Some(first) = self.next(at, true) {
             let end = self.next(first, false).unwrap_or(MAX_CPUS);
             if !text.is_empty() {
-                text.push(',');
+                text.push(b',');
             }
             push_number(&mut text, first);
             if end - first > 1 {
-                text.push('-');
+                text.push(b'-');
                 push_number(&mut text, end - 1);
             }
             at = end;
         }
-        f.write_str(&text)
+        f.write_str(std::str::from_utf8(&text).map_err(|_| fmt::Error)?)
     }
 }
 
 /// Appends the number in decimal.
-fn push_number(text: &mut String, number: u16) {
+fn push_number(text: &mut Vec<u8>, number: u16) {
     if number >= 10 {
         push_number(text, number / 10);
     }
-    text.extend(char::from_digit(u32::from(number % 10), 10));
+    text.extend(u8::try_from(number % 10).ok().map(|digit| b'0' + digit));
 }
 
 impl fmt::Debug for CpuSet {

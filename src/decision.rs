@@ -14,6 +14,7 @@ use crate::error::{Code, Error, Result, printable};
 use crate::host::root::Root;
 use crate::host::{Topology, cgroup, sysfs};
 use crate::lock::leases::{Lease, Leases};
+use crate::lock::survey::{self, Survey};
 use crate::uuid::DomainUuid;
 use crate::xml::Domain;
 use crate::xml::read::{self, Identity, Pins};
@@ -109,6 +110,8 @@ pub struct Situation {
     pub housekeeping: CpuSet,
     /// Others' emulator and I/O threads on CPUs that have become pinnable since they started: (domain, CPUs).
     seats: Vec<(String, CpuSet)>,
+    /// What the next start would like to know of the machine, if nobody has kept it yet.
+    pub survey: Option<Survey>,
 }
 
 impl Situation {
@@ -117,7 +120,7 @@ impl Situation {
     /// # Errors
     /// [`Code::TopologyUnreadable`], [`Code::HostIo`].
     pub fn read(root: &Root, settings: &Settings, partition: Option<&str>) -> Result<Situation> {
-        let topology = sysfs::read(root)?;
+        let (topology, survey) = survey::topology(root)?;
         let reach = cgroup::reach(root, partition)?.unwrap_or_else(|| topology.online().union(&settings.pinnable));
         // An offline CPU is in nobody's reach; that is not the cgroup's doing.
         let out_of_reach = settings.pinnable.difference(&reach).intersection(topology.online());
@@ -132,6 +135,7 @@ impl Situation {
             taken: CpuSet::new(),
             seats: Vec::new(),
             topology,
+            survey,
         })
     }
 

@@ -83,7 +83,8 @@ impl Event<'_> {
     fn lease(&self, wish: &Dedicated) -> Result<String> {
         let preparing = self.operation == Operation::Prepare;
         let partition = read::partition(self.domain);
-        let situation = Situation::read(self.root, &wish.settings, partition.as_deref())?;
+        let mut situation = Situation::read(self.root, &wish.settings, partition.as_deref())?;
+        let survey = situation.survey.take();
         let mut state = StateLock::acquire(self.root, DEADLINE)?;
         let mut leases = state.load()?;
         let void = reclaim(self.root, &mut leases)?;
@@ -120,6 +121,9 @@ impl Event<'_> {
         if !same {
             leases.put(lease);
             state.replace(&leases)?;
+        }
+        if let Some(survey) = survey {
+            state.keep(&survey);
         }
         self.clean_up(&leases, void);
         // A former attempt had another id of libvirt's, and so another cgroup.

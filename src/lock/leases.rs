@@ -326,7 +326,8 @@ impl From<&Lease> for LeaseV1 {
                 file.parked = plan.parked.to_string();
                 file.extra = plan.extra.to_string();
                 file.emulator = plan.emulator.to_string();
-                file.iothreads = plan.iothreads.to_string();
+                let alike = plan.iothreads == plan.emulator;
+                file.iothreads = if alike { file.emulator.clone() } else { plan.iothreads.to_string() };
                 file.nodes = nodes(&mut plan.nodes.iter());
                 file.memory_nodes = plan.memory_nodes.as_ref().map(|set| nodes(&mut set.iter()));
                 file.guest = plan.guest.map(|guest| (guest.sockets, guest.dies, guest.cores, guest.threads));
@@ -340,21 +341,24 @@ impl TryFrom<LeaseV1> for Lease {
     type Error = String;
 
     fn try_from(file: LeaseV1) -> std::result::Result<Lease, String> {
-        let of = format!("the lease of \"{}\"", crate::error::printable(&file.name));
-        let uuid = DomainUuid::parse(&file.uuid).ok_or_else(|| format!("has no UUID in {of}"))?;
-        let set =
-            |text: &str| CpuSet::parse_kernel_list(text).map_err(|error| format!("has \"{text}\" in {of}: {error}"));
+        let of = || format!("the lease of \"{}\"", crate::error::printable(&file.name));
+        let uuid = DomainUuid::parse(&file.uuid).ok_or_else(|| format!("has no UUID in {}", of()))?;
+        let set = |text: &str| {
+            CpuSet::parse_kernel_list(text).map_err(|error| format!("has \"{text}\" in {}: {error}", of()))
+        };
         let nodes = |text: &str| set(text).map(|set| set.iter().map(|id| NodeId(id.0)).collect());
         let holds = match (file.kind, file.cpus) {
             (KindV1::Static, Some(cpus)) => Holds::Static(set(&cpus)?),
             (KindV1::Dedicated, None) => {
+                let emulator = set(&file.emulator)?;
                 let plan = Plan {
                     vcpus: file.vcpus.into_iter().map(CpuId).collect(),
                     whole: file.whole,
                     parked: set(&file.parked)?,
                     extra: set(&file.extra)?,
-                    emulator: set(&file.emulator)?,
-                    iothreads: set(&file.iothreads)?,
+                    // Mostly both are the housekeeping CPUs, the longest of the lists.
+                    iothreads: if file.iothreads == file.emulator { emulator.clone() } else { set(&file.iothreads)? },
+                    emulator,
                     nodes: nodes(&file.nodes)?,
                     memory_nodes: file.memory_nodes.as_deref().map(nodes).transpose()?,
                     guest: file.guest.map(|(sockets, dies, cores, threads)| GuestTopology {
@@ -369,11 +373,11 @@ impl TryFrom<LeaseV1> for Lease {
                     || cpus.len() != plan.vcpus.len()
                     || plan.vcpus.iter().any(|cpu| cpu.0 >= MAX_CPUS)
                 {
-                    return Err(format!("has impossible vCPUs in {of}"));
+                    return Err(format!("has impossible vCPUs in {}", of()));
                 }
                 Holds::Dedicated(plan)
             }
-            _ => return Err(format!("mixes static and dedicated in {of}")),
+            _ => return Err(format!("mixes static and dedicated in {}", of())),
         };
         let process = |(pid, start_time)| Process { pid, start_time };
         Ok(Lease {
