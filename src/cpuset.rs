@@ -300,7 +300,8 @@ fn position(cpu: CpuId) -> (usize, u64) {
 
 impl FromIterator<CpuId> for CpuSet {
     fn from_iter<I: IntoIterator<Item = CpuId>>(cpus: I) -> Self {
-        let mut set = CpuSet::new();
+        // Room for the CPUs of nearly every host at once.
+        let mut set = CpuSet { words: Vec::with_capacity(8) };
         cpus.into_iter().for_each(|cpu| set.insert(cpu));
         set
     }

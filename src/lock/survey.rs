@@ -140,3 +140,173 @@ fn are_groups(online: &CpuSet, numbers: &[u16]) -> bool {
         named.contains(CpuId(number))
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lock::DEADLINE;
+    use std::fs;
+    use std::io::Write;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+    use tempfile::TempDir;
+
+    const KEPT: &str = "run/virt-pin/topology.json";
+
+    fn put(dir: &TempDir, path: &str, text: &str) {
+        let file = dir.path().join(path);
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::File::create(file).unwrap().write_all(text.as_bytes()).unwrap();
+    }
+
+    /// Two cores of two threads on one node, siblings n and n + 2.
+    fn machine() -> TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        put(&dir, "proc/sys/kernel/random/boot_id", "this boot\n");
+        for (file, text) in [("online", "0-3"), ("present", "0-3"), ("possible", "0-7"), ("isolated", "")] {
+            put(&dir, &format!("sys/devices/system/cpu/{file}"), text);
+        }
+        for cpu in 0..4 {
+            let of = format!("sys/devices/system/cpu/cpu{cpu}");
+            put(&dir, &format!("{of}/topology/core_cpus_list"), if cpu % 2 == 0 { "0,2" } else { "1,3" });
+            put(&dir, &format!("{of}/topology/package_cpus_list"), "0-3");
+            put(&dir, &format!("{of}/topology/physical_package_id"), "0");
+            put(&dir, &format!("{of}/topology/die_cpus_list"), "0-3");
+            put(&dir, &format!("{of}/topology/die_id"), "0");
+            put(&dir, &format!("{of}/cache/index3/level"), "3");
+            put(&dir, &format!("{of}/cache/index3/type"), "Unified");
+            put(&dir, &format!("{of}/cache/index3/shared_cpu_list"), "0-3");
+        }
+        put(&dir, "sys/devices/system/node/node0/cpulist", "0-3");
+        put(&dir, "sys/devices/system/node/node0/distance", "10");
+        put(&dir, "sys/devices/system/node/node0/meminfo", "Node 0 MemFree: 1 kB\n");
+        dir
+    }
+
+    fn ask(dir: &TempDir) -> (Topology, Option<Survey>) {
+        topology(&Root::directory(dir.path())).unwrap()
+    }
+
+    fn keep(dir: &TempDir, survey: &Survey) {
+        StateLock::acquire(&Root::directory(dir.path()), DEADLINE).unwrap().keep(survey);
+    }
+
+    /// From here on sysfs says that every CPU is a core of its own.
+    fn split_cores(dir: &TempDir) {
+        for cpu in 0..4 {
+            put(dir, &format!("sys/devices/system/cpu/cpu{cpu}/topology/core_cpus_list"), &cpu.to_string());
+        }
+    }
+
+    /// A machine whose survey is kept, and which has changed unseen.
+    fn surveyed() -> TempDir {
+        let dir = machine();
+        keep(&dir, &ask(&dir).1.unwrap());
+        split_cores(&dir);
+        dir
+    }
+
+    #[test]
+    fn what_is_kept_is_the_same_machine() {
+        let dir = machine();
+        let (before, survey) = ask(&dir);
+        assert!(!dir.path().join("run").exists(), "asking writes nothing");
+        keep(&dir, &survey.unwrap());
+        let found = fs::metadata(dir.path().join(KEPT)).unwrap();
+        assert_eq!(found.mode() & 0o777, 0o600);
+        split_cores(&dir);
+        let (after, survey) = ask(&dir);
+        assert_eq!(after, before);
+        assert!(survey.is_none(), "there is nothing new to keep");
+    }
+
+    #[test]
+    fn what_changes_by_itself_is_always_read() {
+        let dir = surveyed();
+        put(&dir, "sys/devices/system/node/node0/meminfo", "Node 0 MemFree: 7 kB\n");
+        put(&dir, "sys/devices/system/node/node0/hugepages/hugepages-2048kB/nr_hugepages", "3");
+        put(&dir, "sys/devices/system/node/node0/hugepages/hugepages-2048kB/free_hugepages", "2");
+        put(&dir, "sys/devices/system/cpu/isolated", "3");
+        put(&dir, "sys/devices/system/cpu/possible", "0-9");
+        let (topology, _) = ask(&dir);
+        let node = &topology.nodes()[0];
+        assert_eq!((node.available_bytes, node.huge_pages[0].free), (Some(7 << 10), 2));
+        assert_eq!((topology.isolated().to_string(), topology.possible().len()), ("3".to_owned(), 10));
+        assert_eq!(topology.cores().len(), 2, "and the cores are as surveyed");
+    }
+
+    #[test]
+    fn what_does_not_hold_is_not_believed() {
+        let text = |dir: &TempDir| fs::read_to_string(dir.path().join(KEPT)).unwrap();
+        let replaced = |from: &'static str, to: &'static str| {
+            move |dir: &TempDir| {
+                let before = text(dir);
+                assert!(before.contains(from), "{before}");
+                put(dir, KEPT, &before.replace(from, to));
+            }
+        };
+        let moved = |what: &'static str| move |dir: &TempDir| put(dir, what, "0-2");
+        let cut = |dir: &TempDir| put(dir, KEPT, text(dir).get(..40).unwrap());
+        let open_to_all = |dir: &TempDir| {
+            fs::set_permissions(dir.path().join(KEPT), fs::Permissions::from_mode(0o666)).unwrap();
+        };
+        let foreign = |dir: &TempDir| {
+            if nix::unistd::geteuid().is_root() {
+                std::os::unix::fs::chown(dir.path().join(KEPT), Some(1), None).unwrap();
+            } else {
+                cut(dir);
+            }
+        };
+        let link = |dir: &TempDir| {
+            fs::rename(dir.path().join(KEPT), dir.path().join("elsewhere")).unwrap();
+            symlink(dir.path().join("elsewhere"), dir.path().join(KEPT)).unwrap();
+        };
+        let directory = |dir: &TempDir| {
+            fs::remove_file(dir.path().join(KEPT)).unwrap();
+            fs::create_dir(dir.path().join(KEPT)).unwrap();
+        };
+        let cases: &[(&str, &dyn Fn(&TempDir))] = &[
+            ("fewer online", &moved("sys/devices/system/cpu/online")),
+            ("more present", &|dir| put(dir, "sys/devices/system/cpu/present", "0-4")),
+            ("another boot", &|dir| put(dir, "proc/sys/kernel/random/boot_id", "that boot\n")),
+            ("newer", &replaced("\"version\":1", "\"version\":2")),
+            ("another program", &replaced("\"program\":\"", "\"program\":\"9")),
+            ("a field too many", &replaced("\"version\":1", "\"version\":1,\"colour\":\"red\"")),
+            ("a CPU too few", &replaced("\"core\":[0,1,", "\"core\":[0,")),
+            ("a core named by none of its CPUs", &replaced("\"core\":[0,1,0,1]", "\"core\":[0,1,0,3000]")),
+            ("a core named by its second CPU", &replaced("\"core\":[0,1,0,1]", "\"core\":[0,3,0,3]")),
+            ("a cache of nobody", &replaced("\"llc\":[0,0,0,0]", "\"llc\":[4,4,4,4]")),
+            ("cut off", &cut),
+            ("empty", &|dir| put(dir, KEPT, "")),
+            ("no text", &|dir| drop(fs::File::create(dir.path().join(KEPT)).unwrap().write_all(&[0xff; 9]))),
+            ("open to all", &open_to_all),
+            ("somebody else's", &foreign),
+            ("a link", &link),
+            ("a directory", &directory),
+            ("gone", &|dir| fs::remove_file(dir.path().join(KEPT)).unwrap()),
+        ];
+        for (name, change) in cases {
+            let dir = surveyed();
+            assert_eq!(ask(&dir).0.cores().len(), 2, "{name}: as surveyed");
+            change(&dir);
+            let (topology, survey) = ask(&dir);
+            assert_eq!(topology.cores().len(), topology.online().len(), "{name}: read anew");
+            // What is not believed does not stay for good, and what cannot be replaced harms nobody.
+            keep(&dir, &survey.unwrap());
+            assert_eq!(ask(&dir).1.is_some(), *name == "a directory", "{name}: known from now on");
+        }
+    }
+
+    #[test]
+    fn what_is_doubtful_is_read_each_time() {
+        let doubtful = |change: &dyn Fn(&TempDir)| {
+            let dir = machine();
+            change(&dir);
+            assert!(ask(&dir).1.is_none());
+        };
+        doubtful(&|dir| put(dir, "sys/devices/system/cpu/cpu0/topology/core_cpus_list", "0-1"));
+        doubtful(&|dir| fs::remove_dir_all(dir.path().join("sys/devices/system/cpu/cpu0/cache")).unwrap());
+        doubtful(&|dir| put(dir, "sys/devices/system/node/node0/distance", "10 21"));
+        doubtful(&|dir| put(dir, "sys/devices/cpu_atom/cpus", "1,3"));
+        doubtful(&|dir| fs::remove_file(dir.path().join("proc/sys/kernel/random/boot_id")).unwrap());
+    }
+}
