@@ -148,16 +148,17 @@ impl CpuSet {
 
     /// The CPUs, ascending.
     pub fn iter(&self) -> impl Iterator<Item = CpuId> + '_ {
-        let mut words = self.words.iter().zip(0u16..);
-        let (mut rest, mut index) = (0u64, 0);
+        let mut words = self.words.iter();
+        // What is left of the word last taken, and the number behind its end.
+        let (mut rest, mut end) = (0u64, 0);
         std::iter::from_fn(move || {
             while rest == 0 {
-                let (&word, at) = words.next()?;
-                (rest, index) = (word, at);
+                rest = *words.next()?;
+                end += 64;
             }
             let bit = rest.trailing_zeros();
             rest &= rest - 1;
-            u16::try_from(bit).ok().map(|bit| CpuId(index * 64 + bit))
+            u16::try_from(bit).ok().map(|bit| CpuId(end - 64 + bit))
         })
     }
 
