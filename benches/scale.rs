@@ -188,7 +188,7 @@ impl Case {
         for (number, core) in (1u128..).zip(&held) {
             leases.put(lease(number, core, &housekeeping));
         }
-        let free = (pinnable.len() - held.iter().map(CpuSet::len).sum::<usize>()) as u16;
+        let free = u16::try_from(pinnable.len() - held.iter().map(CpuSet::len).sum::<usize>()).unwrap();
         let vcpus = match self.vcpus {
             Vcpus::Some(vcpus) => vcpus,
             Vcpus::Half => free / 2,

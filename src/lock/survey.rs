@@ -264,7 +264,8 @@ mod tests {
             fs::remove_file(dir.path().join(KEPT)).unwrap();
             fs::create_dir(dir.path().join(KEPT)).unwrap();
         };
-        let cases: &[(&str, &dyn Fn(&TempDir))] = &[
+        type Change<'a> = &'a dyn Fn(&TempDir);
+        let cases: &[(&str, Change<'_>)] = &[
             ("fewer online", &moved("sys/devices/system/cpu/online")),
             ("more present", &|dir| put(dir, "sys/devices/system/cpu/present", "0-4")),
             ("another boot", &|dir| put(dir, "proc/sys/kernel/random/boot_id", "that boot\n")),
