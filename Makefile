@@ -4,12 +4,13 @@
 # make run       a demonstration on this machine, which is left as it was
 # make bench-hook   what a start pays for the hook, beside an empty program
 # make bench-placement   where VMs land, beside other placement rules (docs/placement.md)
+# make bench-scale  what placing a domain costs on hosts of up to 8192 CPUs
 # make install   DESTDIR= PREFIX=/usr
 
 PREFIX  ?= /usr
 DESTDIR ?=
 
-.PHONY: deps build test run bench-hook bench-placement install
+.PHONY: deps build test run bench-hook bench-placement bench-scale install
 
 deps:
 	scripts/install-deps
@@ -29,6 +30,9 @@ bench-hook:
 
 bench-placement:
 	cargo bench --locked --bench placement
+
+bench-scale:
+	cargo bench --locked --bench scale
 
 # The one list of installed files; packages use it too.
 install:

@@ -96,9 +96,44 @@ impl CpuSet {
         self.words.get(word).is_some_and(|word| word & bit != 0)
     }
 
+    /// Adds `first` to `last`, both below [`MAX_CPUS`].
+    fn insert_range(&mut self, first: u16, last: u16) {
+        let words = usize::from(first / 64)..=usize::from(last / 64);
+        if self.words.len() <= *words.end() {
+            self.words.resize(words.end() + 1, 0);
+        }
+        let (low, high) = (u64::MAX << (first % 64), u64::MAX >> (63 - last % 64));
+        for index in words.clone() {
+            let from = if index == *words.start() { low } else { u64::MAX };
+            let to = if index == *words.end() { high } else { u64::MAX };
+            if let Some(word) = self.words.get_mut(index) {
+                *word |= from & to;
+            }
+        }
+    }
+
+    /// The lowest id from `from` on that is in the set, or the lowest that is not.
+    fn next(&self, from: u16, inside: bool) -> Option<u16> {
+        let mut mask = u64::MAX << (from % 64);
+        for index in from / 64..=MAX_CPUS / 64 {
+            let word = match self.words.get(usize::from(index)) {
+                Some(&word) => word,
+                None if inside => return None,
+                None => 0,
+            };
+            let bits = if inside { word } else { !word } & mask;
+            if bits != 0 {
+                return u16::try_from(bits.trailing_zeros()).ok().map(|bit| index * 64 + bit);
+            }
+            mask = u64::MAX;
+        }
+        None
+    }
+
     /// How many CPUs are in the set.
     pub fn len(&self) -> usize {
-        self.words.iter().map(|word| word.count_ones() as usize).sum()
+        // A core's threads lie far apart: most words are empty.
+        self.words.iter().filter(|word| **word != 0).map(|word| word.count_ones() as usize).sum()
     }
 
     /// Whether the set is empty.
@@ -113,13 +148,17 @@ impl CpuSet {
 
     /// The CPUs, ascending.
     pub fn iter(&self) -> impl Iterator<Item = CpuId> + '_ {
-        self.words.iter().zip(0u16..).flat_map(|(&word, index)| {
-            let mut rest = word;
-            std::iter::from_fn(move || {
-                let bit = rest.trailing_zeros();
-                rest &= rest.wrapping_sub(1);
-                u16::try_from(bit).ok().filter(|&bit| bit < 64).map(|bit| CpuId(index * 64 + bit))
-            })
+        let mut words = self.words.iter();
+        // What is left of the word last taken, and the number behind its end.
+        let (mut rest, mut end) = (0u64, 0);
+        std::iter::from_fn(move || {
+            while rest == 0 {
+                rest = *words.next()?;
+                end += 64;
+            }
+            let bit = rest.trailing_zeros();
+            rest &= rest - 1;
+            u16::try_from(bit).ok().map(|bit| CpuId(end - 64 + bit))
         })
     }
 
@@ -130,6 +169,14 @@ impl CpuSet {
         let mut words = long.words.clone();
         words.iter_mut().zip(&short.words).for_each(|(a, b)| *a |= b);
         CpuSet { words }
+    }
+
+    /// Adds every CPU of the other set.
+    pub fn add(&mut self, other: &CpuSet) {
+        if self.words.len() < other.words.len() {
+            self.words.resize(other.words.len(), 0);
+        }
+        self.words.iter_mut().zip(&other.words).for_each(|(a, b)| *a |= b);
     }
 
     /// CPUs in both sets.
@@ -149,12 +196,13 @@ impl CpuSet {
 
     /// Whether every CPU of this set is in the other.
     pub fn is_subset(&self, other: &CpuSet) -> bool {
-        self.words.len() <= other.words.len() && self.words.iter().zip(&other.words).all(|(a, b)| a & !b == 0)
+        self.words.len() <= other.words.len()
+            && self.words.iter().zip(&other.words).fold(0, |beyond, (a, b)| beyond | (a & !b)) == 0
     }
 
     /// Whether no CPU is in both sets.
     pub fn is_disjoint(&self, other: &CpuSet) -> bool {
-        self.words.iter().zip(&other.words).all(|(a, b)| a & b == 0)
+        self.words.iter().zip(&other.words).fold(0, |both, (a, b)| both | (a & b)) == 0
     }
 
     fn trim(&mut self) {
@@ -187,10 +235,14 @@ impl CpuSet {
         }
         loop {
             let first = scan.number("a CPU number")?;
-            if scan.eat('-') {
+            if scan.eat(b'-') {
                 let last = scan.range_end(first)?;
-                let (used, group) = if scan.eat(':') { scan.stride()? } else { (1, 1) };
-                (first..=last).filter(|cpu| (cpu - first) % group < used).for_each(|cpu| set.insert(CpuId(cpu)));
+                let (used, group) = if scan.eat(b':') { scan.stride()? } else { (1, 1) };
+                if used == group {
+                    set.insert_range(first, last);
+                } else {
+                    (first..=last).filter(|cpu| (cpu - first) % group < used).for_each(|cpu| set.insert(CpuId(cpu)));
+                }
             } else {
                 set.insert(CpuId(first));
             }
@@ -198,7 +250,7 @@ impl CpuSet {
             if scan.at_end() {
                 return Ok(set);
             }
-            if !scan.eat(',') {
+            if !scan.eat(b',') {
                 return Err(scan.error("expected \",\" or the end of the list"));
             }
             scan.skip_spaces();
@@ -220,23 +272,23 @@ impl CpuSet {
             return Err(scan.error("expected a CPU number"));
         }
         while !scan.at_end() {
-            let exclude = scan.eat('^');
+            let exclude = scan.eat(b'^');
             let first = scan.number("a CPU number")?;
             scan.skip_spaces();
-            if scan.peek() == Some('-') && exclude {
+            if scan.peek() == Some(b'-') && exclude {
                 return Err(scan.error("\"^\" takes one CPU, not a range"));
             }
-            if scan.eat('-') {
+            if scan.eat(b'-') {
                 scan.skip_spaces();
                 let last = scan.range_end(first)?;
                 scan.skip_spaces();
-                (first..=last).for_each(|cpu| set.insert(CpuId(cpu)));
+                set.insert_range(first, last);
             } else if exclude {
                 set.remove(CpuId(first));
             } else {
                 set.insert(CpuId(first));
             }
-            if !scan.at_end() && !scan.eat(',') {
+            if !scan.at_end() && !scan.eat(b',') {
                 return Err(scan.error("expected \",\" or the end of the list"));
             }
             scan.skip_spaces();
@@ -254,7 +306,8 @@ fn position(cpu: CpuId) -> (usize, u64) {
 
 impl FromIterator<CpuId> for CpuSet {
     fn from_iter<I: IntoIterator<Item = CpuId>>(cpus: I) -> Self {
-        let mut set = CpuSet::new();
+        // Room for the CPUs of nearly every host at once.
+        let mut set = CpuSet { words: Vec::with_capacity(8) };
         cpus.into_iter().for_each(|cpu| set.insert(cpu));
         set
     }
@@ -263,22 +316,31 @@ impl FromIterator<CpuId> for CpuSet {
 /// The kernel's list format without strides: ascending, merged ranges, empty for the empty set. libvirt reads it too.
 impl fmt::Display for CpuSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut cpus = self.iter().peekable();
-        let mut comma = "";
-        while let Some(first) = cpus.next() {
-            let mut last = first;
-            while let Some(next) = cpus.next_if(|next| next.0 == last.0 + 1) {
-                last = next;
+        // Digit by digit into one text: a host's leases have thousands of numbers, and each start writes them all.
+        let mut text = Vec::with_capacity(64);
+        let mut at = 0;
+        while let Some(first) = self.next(at, true) {
+            let end = self.next(first, false).unwrap_or(MAX_CPUS);
+            if !text.is_empty() {
+                text.push(b',');
             }
-            if first == last {
-                write!(f, "{comma}{first}")?;
-            } else {
-                write!(f, "{comma}{first}-{last}")?;
+            push_number(&mut text, first);
+            if end - first > 1 {
+                text.push(b'-');
+                push_number(&mut text, end - 1);
             }
-            comma = ",";
+            at = end;
         }
-        Ok(())
+        f.write_str(std::str::from_utf8(&text).map_err(|_| fmt::Error)?)
     }
+}
+
+/// Appends the number in decimal.
+fn push_number(text: &mut Vec<u8>, number: u16) {
+    if number >= 10 {
+        push_number(text, number / 10);
+    }
+    text.extend(u8::try_from(number % 10).ok().map(|digit| b'0' + digit));
 }
 
 impl fmt::Debug for CpuSet {
@@ -294,31 +356,31 @@ struct Scan<'t> {
 }
 
 impl Scan<'_> {
-    fn peek(&self) -> Option<char> {
-        self.text.get(self.at..).and_then(|rest| rest.chars().next())
+    fn peek(&self) -> Option<u8> {
+        self.text.as_bytes().get(self.at).copied()
     }
 
     fn at_end(&self) -> bool {
         self.peek().is_none()
     }
 
-    fn eat(&mut self, wanted: char) -> bool {
+    /// Steps over `wanted`, an ASCII character, if it is next.
+    fn eat(&mut self, wanted: u8) -> bool {
         let found = self.peek() == Some(wanted);
-        if found {
-            self.at += wanted.len_utf8();
-        }
+        self.at += usize::from(found);
         found
     }
 
     /// Skips what C's isspace() calls a space, as the kernel and libvirt do; never Unicode spaces.
     fn skip_spaces(&mut self) {
-        while self.peek().is_some_and(|c| matches!(c, ' ' | '\t' | '\n' | '\r' | '\x0b' | '\x0c')) {
+        while self.peek().is_some_and(|c| matches!(c, b' ' | b'\t' | b'\n' | b'\r' | b'\x0b' | b'\x0c')) {
             self.at += 1;
         }
     }
 
     fn error(&self, reason: &str) -> ParseError {
-        let found = match self.peek() {
+        // Only ASCII is ever stepped over, so this is where a character begins.
+        let found = match self.text.get(self.at..).and_then(|rest| rest.chars().next()) {
             Some(c) => format!("found \"{}\"", c.escape_default()),
             None => "found the end".to_owned(),
         };
@@ -328,11 +390,11 @@ impl Scan<'_> {
     fn number(&mut self, what: &str) -> Result<u16, ParseError> {
         let start = self.at;
         let mut value: u16 = 0;
-        while let Some(digit) = self.peek().and_then(|c| c.to_digit(10)) {
+        while let Some(digit) = self.peek().filter(u8::is_ascii_digit) {
             // Bounded at every digit: no number, however long, overflows.
-            value = u16::try_from(digit)
-                .ok()
-                .and_then(|digit| value.checked_mul(10)?.checked_add(digit))
+            value = value
+                .checked_mul(10)
+                .and_then(|value| value.checked_add(u16::from(digit - b'0')))
                 .filter(|&value| value < MAX_CPUS)
                 .ok_or_else(|| ParseError {
                     position: start,
@@ -359,7 +421,7 @@ impl Scan<'_> {
     fn stride(&mut self) -> Result<(u16, u16), ParseError> {
         let start = self.at;
         let used = self.number("the used size of the stride")?;
-        if !self.eat('/') {
+        if !self.eat(b'/') {
             return Err(self.error("expected \"/\" in the stride"));
         }
         let group = self.number("the group size of the stride")?;
@@ -523,6 +585,18 @@ mod tests {
             prop_assert_eq!(a.is_subset(&b), x.is_subset(&y));
             prop_assert_eq!(a.is_disjoint(&b), x.is_disjoint(&y));
             prop_assert_eq!(a.len(), x.len());
+            let mut both = a.clone();
+            both.add(&b);
+            prop_assert_eq!(both, a.union(&b));
+        }
+
+        #[test]
+        fn a_range_is_its_numbers(a in 0..MAX_CPUS, b in 0..MAX_CPUS, more in sets()) {
+            let (first, last) = (a.min(b), a.max(b));
+            let range = CpuSet::parse_kernel_list(&format!("{first}-{last}")).unwrap();
+            prop_assert_eq!(&range, &(first..=last).map(CpuId).collect());
+            let more = more.union(&CpuSet::from_iter([CpuId(0)]));
+            prop_assert_eq!(CpuSet::parse_kernel_list(&format!("{more},{first}-{last}")), Ok(more.union(&range)));
         }
 
         #[test]

@@ -18,6 +18,7 @@ use crate::error::{Code, Error, Moved, Result, printable};
 use crate::host::root::Root;
 use crate::host::{Topology, cgroup, pci, sysfs};
 use crate::lock::leases::{Holds, Lease, Leases, State};
+use crate::lock::survey::{self, Survey};
 use crate::uuid::DomainUuid;
 use crate::xml::Domain;
 use crate::xml::read::{self, Identity, Pins};
@@ -148,6 +149,8 @@ pub struct Situation {
     domain: Option<DomainUuid>,
     /// The others that hold leases.
     running: BTreeSet<DomainUuid>,
+    /// What the next start would like to know of the machine, if nobody has kept it yet.
+    pub survey: Option<Survey>,
 }
 
 impl Situation {
@@ -156,7 +159,7 @@ impl Situation {
     /// # Errors
     /// [`Code::TopologyUnreadable`], [`Code::HostIo`].
     pub fn read(root: &Root, settings: &Settings, partition: Option<&str>) -> Result<Situation> {
-        let topology = sysfs::read(root)?;
+        let (topology, survey) = survey::topology(root)?;
         let everything = || topology.online().union(&settings.pinnable);
         let reach = cgroup::reach(root, partition)?.unwrap_or_else(everything);
         // An offline CPU is in nobody's reach; that is not the cgroup's doing.
@@ -181,6 +184,7 @@ impl Situation {
             taken: CpuSet::new(),
             seats: Vec::new(),
             topology,
+            survey,
         })
     }
 

@@ -24,13 +24,14 @@ impl DomainUuid {
 
 impl fmt::Display for DomainUuid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut text = String::with_capacity(36);
         for (index, byte) in self.0.iter().enumerate() {
             if matches!(index, 4 | 6 | 8 | 10) {
-                f.write_str("-")?;
+                text.push('-');
             }
-            write!(f, "{byte:02x}")?;
+            text.extend([byte >> 4, byte & 15].into_iter().filter_map(|digit| char::from_digit(digit.into(), 16)));
         }
-        Ok(())
+        f.write_str(&text)
     }
 }
 

@@ -134,7 +134,7 @@ fn the_whole_life_of_a_domain() {
     assert_eq!(fs::metadata(machine.path("/run/virt-pin")).unwrap().permissions().mode() & 0o777, 0o700);
     assert_eq!(fs::metadata(machine.path("/run/virt-pin/leases.json")).unwrap().permissions().mode() & 0o777, 0o600);
     let names = fs::read_dir(machine.path("/run/virt-pin")).unwrap().count();
-    assert_eq!(names, 2, "the lock and the leases, nothing else");
+    assert_eq!(names, 3, "the lock, the leases and the survey, nothing else");
 }
 
 #[test]
@@ -1168,7 +1168,7 @@ fn killed_at_any_instant() {
     for number in 1..=6 {
         machine.prepare(&Vm::new(number, 2));
     }
-    assert_eq!(fs::read_dir(machine.path("/run/virt-pin")).unwrap().count(), 2, "no remains");
+    assert_eq!(fs::read_dir(machine.path("/run/virt-pin")).unwrap().count(), 3, "no remains");
 }
 
 #[test]

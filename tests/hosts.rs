@@ -43,6 +43,17 @@ fn topology(description: &str) -> Topology {
 }
 
 #[test]
+fn only_arm_keeps_a_vm_in_one_class() {
+    let kinds = hosts().into_iter().map(|(name, text)| {
+        let topology = topology(&text);
+        (name, topology.is_hybrid(), topology.keeps_vms_in_one_class())
+    });
+    let hybrid: Vec<_> = kinds.filter(|(_, hybrid, bound)| *hybrid || *bound).collect();
+    let expected = [("arm-big-little", true, true), ("hybrid-lowpower", true, false)];
+    assert_eq!(hybrid, expected.map(|(name, hybrid, bound)| (name.to_owned(), hybrid, bound)));
+}
+
+#[test]
 fn each_host_gives_its_table() {
     let update = std::env::var_os("UPDATE").is_some();
     for (name, text) in hosts() {

@@ -60,6 +60,9 @@ pub(super) fn place(supply: &Supply<'_>, request: &Request, steps: Steps<'_>) ->
         let sizes: Vec<_> = sizes.iter().map(ToString::to_string).collect();
         steps(format_args!("each on one node, in groups of {} vCPUs", sizes.join(" + ")));
     }
+    if demand.one_class && supply.topology.is_hybrid() {
+        steps(format_args!("on this machine all vCPUs and the emulator stay on cores of one class"));
+    }
     if far.is_some() {
         steps(format_args!("its devices are on nodes {}", node_list(&request.devices)));
     }

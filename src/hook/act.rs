@@ -90,7 +90,8 @@ impl Event<'_> {
         let preparing = self.operation == Operation::Prepare;
         let partition = read::partition(self.domain);
         let definitions = definitions::read(self.root, &wish.settings).dedicated;
-        let situation = Situation::read(self.root, &wish.settings, partition.as_deref())?;
+        let mut situation = Situation::read(self.root, &wish.settings, partition.as_deref())?;
+        let survey = situation.survey.take();
         let situation = situation.among(definitions, Some(self.uuid));
         let mut state = StateLock::acquire(self.root, DEADLINE)?;
         let mut leases = state.load()?;
@@ -141,6 +142,9 @@ impl Event<'_> {
         if !same {
             leases.put(lease);
             state.replace(&leases)?;
+        }
+        if let Some(survey) = survey {
+            state.keep(&survey);
         }
         self.clean_up(&leases, void);
         // A former attempt had another id of libvirt's, and so another cgroup.

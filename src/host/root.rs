@@ -16,6 +16,9 @@ use crate::error::{Code, Error, Result};
 
 /// No file of the kernel, of libvirt or of ours that we read is longer; a longer one is refused, not read.
 const MAX_FILE_BYTES: u64 = 16 << 20;
+/// Room for all of nearly every file: then it takes one read, and one to see the end. Some of the kernel's files are written
+/// anew for each.
+const USUAL_BYTES: usize = 4096;
 
 /// The root of a machine's file system.
 #[derive(Clone, Debug)]
@@ -151,7 +154,7 @@ pub(super) fn is_missing(error: &io::Error) -> bool {
 }
 
 fn read_bounded(path: &Path) -> io::Result<String> {
-    let mut bytes = Vec::new();
+    let mut bytes = Vec::with_capacity(USUAL_BYTES);
     // A pipe in a file's place has no writer to wait for.
     let file = fs::OpenOptions::new().read(true).custom_flags(nix::fcntl::OFlag::O_NONBLOCK.bits()).open(path)?;
     let read = file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes)?;

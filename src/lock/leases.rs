@@ -184,8 +184,9 @@ impl Leases {
 
     /// The CPUs held by every domain but this one.
     pub fn taken_from(&self, uuid: Option<DomainUuid>) -> CpuSet {
-        let others = self.leases.iter().filter(|lease| Some(lease.uuid) != uuid);
-        others.fold(CpuSet::new(), |taken, lease| taken.union(&lease.cpus()))
+        let mut taken = CpuSet::new();
+        self.leases.iter().filter(|lease| Some(lease.uuid) != uuid).for_each(|lease| taken.add(&lease.cpus()));
+        taken
     }
 
     /// Another domain's dedicated lease with any of these CPUs.
@@ -212,19 +213,26 @@ impl Leases {
         }
         // Once over all: who has a CPU exclusively, and then whether anybody else may be there.
         let mut owned = CpuSet::new();
-        for lease in self.leases.iter().filter(|lease| lease.plan().is_some()) {
-            let cpus = lease.cpus();
+        let mut own = Vec::new();
+        for lease in &self.leases {
+            let cpus = lease.plan().map(Plan::exclusive).unwrap_or_default();
             if !cpus.is_disjoint(&owned) {
                 return Err(format!("CPUs {} of \"{}\" have two owners", cpus.intersection(&owned), lease.name));
             }
-            owned = owned.union(&cpus);
+            owned.add(&cpus);
+            own.push(cpus);
         }
-        for lease in &self.leases {
-            let reach = lease.plan().map_or_else(|| lease.cpus(), Plan::allowed);
-            let foreign = lease.plan().map_or_else(|| owned.clone(), |plan| owned.difference(&plan.exclusive()));
-            if !reach.is_disjoint(&foreign) {
-                let cpus = reach.intersection(&foreign);
-                return Err(format!("\"{}\" may run on CPUs {cpus}, which another domain owns", lease.name));
+        for (lease, own) in self.leases.iter().zip(&own) {
+            // Dedicated vCPUs are on CPUs of their own.
+            let elsewhere = match &lease.holds {
+                Holds::Dedicated(plan) => vec![&plan.emulator, &plan.iothreads, &plan.shared],
+                Holds::Static(cpus) | Holds::Degraded { pins: cpus, .. } => vec![cpus],
+            };
+            for cpus in elsewhere {
+                let foreign = cpus.intersection(&owned).difference(own);
+                if !foreign.is_empty() {
+                    return Err(format!("\"{}\" may run on CPUs {foreign}, which another domain owns", lease.name));
+                }
             }
         }
         Ok(())
@@ -250,21 +258,23 @@ impl Leases {
     /// # Errors
     /// [`Unreadable`]: newer than this code, or corrupt.
     pub fn from_json(text: &str) -> std::result::Result<Leases, Unreadable> {
-        // The version alone first: a newer file may have any other field.
+        /// A newer file may have any other field.
         #[derive(Deserialize)]
         struct Version {
             version: u32,
         }
         let corrupt = |reason: String| Unreadable { code: Code::StateCorrupt, reason };
-        let Version { version } =
-            serde_json::from_str(text).map_err(|error| corrupt(format!("is not a lease file: {error}")))?;
-        if version > VERSION {
+        let file = serde_json::from_str::<FileOnDisk>(text);
+        let version = match &file {
+            Ok(file) => Some(file.version),
+            Err(_) => serde_json::from_str::<Version>(text).ok().map(|file| file.version),
+        };
+        if let Some(version) = version.filter(|&version| version > VERSION) {
             let ours = env!("CARGO_PKG_VERSION");
             let reason = format!("has version {version}; this is virt-pin {ours} and reads up to {VERSION}");
             return Err(Unreadable { code: Code::StateNewer, reason });
         }
-        let file: FileOnDisk =
-            serde_json::from_str(text).map_err(|error| corrupt(format!("is not a lease file: {error}")))?;
+        let file = file.map_err(|error| corrupt(format!("is not a lease file: {error}")))?;
         let leases = file.leases.into_iter().map(Lease::try_from).collect::<std::result::Result<Vec<_>, _>>();
         let leases = Leases { boot_id: file.boot_id, leases: leases.map_err(corrupt)? };
         leases.check().map_err(|what| corrupt(format!("contradicts itself: {what}")))?;
@@ -410,7 +420,8 @@ impl From<&Lease> for LeaseOnDisk {
                 file.parked = plan.parked.to_string();
                 file.extra = plan.extra.to_string();
                 file.emulator = plan.emulator.to_string();
-                file.iothreads = plan.iothreads.to_string();
+                let alike = plan.iothreads == plan.emulator;
+                file.iothreads = if alike { file.emulator.clone() } else { plan.iothreads.to_string() };
                 file.nodes = nodes_of(&plan.nodes);
                 file.memory_nodes = plan.memory_nodes.as_ref().map(nodes_of);
                 file.guest = plan.guest.map(|guest| (guest.sockets, guest.dies, guest.cores, guest.threads));
@@ -452,14 +463,16 @@ impl Lease {
                     let node = cell.node.map(NodeId);
                     Ok(PlacedCell { vcpus: set(&cell.vcpus)?, bytes: cell.bytes, node })
                 };
+                let emulator = set(&file.emulator)?;
                 Holds::Dedicated(Plan {
                     vcpus: file.vcpus.into_iter().map(|own| own.map(CpuId)).collect(),
                     shared: set(&file.shared)?,
                     whole: file.whole,
                     parked: set(&file.parked)?,
                     extra: set(&file.extra)?,
-                    emulator: set(&file.emulator)?,
-                    iothreads: set(&file.iothreads)?,
+                    // Mostly both are the housekeeping CPUs, the longest of the lists.
+                    iothreads: if file.iothreads == file.emulator { emulator.clone() } else { set(&file.iothreads)? },
+                    emulator,
                     nodes: nodes(&file.nodes)?,
                     memory_nodes: file.memory_nodes.as_deref().map(nodes).transpose()?,
                     guest: file.guest.map(guest),

@@ -1,6 +1,6 @@
 //! The lock, and the only way to change the leases.
 //!
-//! `/run/virt-pin/` holds `lock` and `leases.json`. [`StateLock`] is a flock on `lock`, waited for with a deadline (libvirt
+//! `/run/virt-pin/` holds `lock` and `leases.json`, and what [`survey`] keeps. [`StateLock`] is a flock on `lock`, waited for with a deadline (libvirt
 //! holds a VM's own lock meanwhile): the file is created once and never renamed, truncated or removed, so that two
 //! processes never hold two locks. Only a [`StateLock`] can replace the leases. Nobody may call libvirt while holding it.
 
@@ -8,6 +8,7 @@ pub mod leases;
 pub mod reclaim;
 mod replace;
 mod request;
+pub mod survey;
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read};
@@ -131,17 +132,23 @@ pub fn check_safety(root: &Root) -> Result<()> {
 }
 
 fn read_file(path: &Path) -> Result<Leases> {
+    let Some(text) = text_of_ours(path, MAX_LEASES_BYTES)? else { return Ok(Leases::default()) };
+    Leases::from_json(&text).map_err(|error| error.in_file(path))
+}
+
+/// The first `most` bytes of a file that has to be ours; `None` if there is none.
+fn text_of_ours(path: &Path, most: u64) -> Result<Option<String>> {
     let open = OpenOptions::new().read(true).custom_flags((OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits()).open(path);
     let file = match open {
         Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Leases::default()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(denied("open", path, error)),
     };
     ours(path, &file)?;
     let mut text = String::new();
-    let read = file.take(MAX_LEASES_BYTES).read_to_string(&mut text);
+    let read = file.take(most).read_to_string(&mut text);
     match read {
-        Ok(_) => Leases::from_json(&text).map_err(|error| error.in_file(path)),
+        Ok(_) => Ok(Some(text)),
         Err(error) if error.kind() == io::ErrorKind::InvalidData => {
             Err(Error::new(Code::StateCorrupt, format!("{} is not text", path.display())))
         }

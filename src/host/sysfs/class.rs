@@ -16,19 +16,22 @@ use crate::host::{CoreClass, CoreId};
 /// or more.
 const STEP_PERCENT: u64 = 80;
 
-/// The class of every online CPU, on a machine with more than one; otherwise nothing.
+/// The class of every online CPU, on a machine with more than one; otherwise nothing. And whether it is an Arm machine (or
+/// one like it) that told so, where [a VM stays in one class](crate::host::Topology::keeps_vms_in_one_class).
 pub(super) fn read(
     reader: &mut Reader<'_>,
     online: &CpuSet,
     cores: &BTreeMap<CpuId, CoreId>,
-) -> BTreeMap<CpuId, CoreClass> {
+) -> (BTreeMap<CpuId, CoreClass>, bool) {
     let mut unit = |name| {
         let list = reader.cpus(&format!("/sys/devices/{name}"), &[("cpus", CpuSet::parse_kernel_list)]);
         list.map(|cpus| cpus.intersection(online))
     };
     let (fast, slow, slowest) = (unit("cpu_core"), unit("cpu_atom"), unit("cpu_lowpower"));
     if fast.is_none() && slow.is_none() && slowest.is_none() {
-        return by_capacity(&capacities(reader, online, cores));
+        let classes = by_capacity(&capacities(reader, online, cores));
+        let one_class = !classes.is_empty();
+        return (classes, one_class);
     }
     let fast = fast.unwrap_or_default();
     let slow = slow.unwrap_or_default().union(&slowest.unwrap_or_default());
@@ -39,7 +42,7 @@ pub(super) fn read(
     }
     let fast = fast.difference(&both).iter().map(|cpu| (cpu, CoreClass::Performance)).collect::<Vec<_>>();
     let slow = slow.difference(&both).iter().map(|cpu| (cpu, CoreClass::Efficiency)).collect::<Vec<_>>();
-    fast.into_iter().chain(slow).collect()
+    (fast.into_iter().chain(slow).collect(), false)
 }
 
 /// The capacity of each CPU: one file per core, and none after the first where the kernel has no such files.

@@ -5,9 +5,10 @@
 //! believed only when the CPUs in it agree (`relation.rs`). What is missing, unreadable or contradictory becomes `None`
 //! and one sentence in [`Topology::losses`]; only when the CPUs online cannot be told is there no topology at all.
 //!
-//! The hook runs this at every start of a VM, so it opens few files: the core's list once per CPU, the package's, the
-//! cache's and the capacity once per core, everything else once per group. It writes nothing, and knows nothing of
-//! leases, cgroups or policies.
+//! A start of a VM may wait for this, so few files are opened: the core's list once per CPU, the package's, the cache's and
+//! the capacity once per core, everything else once per group. Hundreds of CPUs still make more than a thousand of them,
+//! so whoever has read the machine before may bring its [`Relations`]: then only what changes without a CPU coming or going
+//! is read ([`read_knowing`]). Nothing is written here, and nothing known of leases, cgroups or policies.
 
 mod cache;
 mod class;
@@ -23,7 +24,7 @@ use std::collections::BTreeMap;
 use crate::cpuset::{CpuId, CpuSet, ParseError};
 use crate::error::Result;
 use crate::host::root::Root;
-use crate::host::{Cpu, Topology};
+use crate::host::{CoreClass, CoreId, Cpu, LlcId, Topology};
 
 pub(super) use node::MEMINFO_KEYS;
 pub(super) use text::meminfo_key;
@@ -37,13 +38,41 @@ const CPU_DIR: &str = "/sys/devices/system/cpu";
 /// [`Code::TopologyUnreadable`](crate::error::Code::TopologyUnreadable) with the path, when the CPUs online cannot be
 /// told, or one of them has a number of 8192 or more.
 pub fn read(root: &Root) -> Result<Topology> {
-    topology(&mut Reader::new(root, None))
+    read_knowing(root, |_, _| None)
+}
+
+/// As [`read`], but the relations of the CPUs are not read where `recall`, asked for those online and those present, knows
+/// them. Which CPUs are online, possible and isolated is always read, and all that is said of nodes: memory comes and goes.
+///
+/// # Errors
+/// As [`read`].
+pub fn read_knowing(root: &Root, recall: impl FnOnce(&CpuSet, &CpuSet) -> Option<Relations>) -> Result<Topology> {
+    topology(&mut Reader::new(root, None), recall)
+}
+
+/// Which of the CPUs online share what: all that is read of single CPUs, each map from the CPUs of which it is known.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Relations {
+    /// See [`Cpu::core`].
+    pub core: BTreeMap<CpuId, CoreId>,
+    /// See [`Cpu::llc`].
+    pub llc: BTreeMap<CpuId, LlcId>,
+    /// See [`Cpu::package`].
+    pub package: BTreeMap<CpuId, u16>,
+    /// See [`Cpu::die`].
+    pub die: BTreeMap<CpuId, u16>,
+    /// See [`Cpu::cluster`].
+    pub cluster: BTreeMap<CpuId, u16>,
+    /// See [`Cpu::class`].
+    pub class: BTreeMap<CpuId, CoreClass>,
+    /// See [`Topology::keeps_vms_in_one_class`].
+    pub one_class: bool,
 }
 
 /// The files that [`read`] looks at on this machine, with their text, and how that went.
 pub(super) fn record(root: &Root) -> (BTreeMap<String, String>, Result<()>) {
     let mut reader = Reader::new(root, Some(BTreeMap::new()));
-    let outcome = topology(&mut reader).map(|_| ());
+    let outcome = topology(&mut reader, |_, _| None).map(|_| ());
     (reader.seen.unwrap_or_default(), outcome)
 }
 
@@ -57,13 +86,12 @@ pub fn default_hugepage_kib(root: &Root) -> Result<Option<u64>> {
     Ok(root.read_if_exists("/proc/meminfo")?.and_then(|meminfo| text::meminfo_kib(&meminfo, "Hugepagesize")))
 }
 
-fn topology(reader: &mut Reader<'_>) -> Result<Topology> {
+fn topology(reader: &mut Reader<'_>, recall: impl FnOnce(&CpuSet, &CpuSet) -> Option<Relations>) -> Result<Topology> {
     let presence = presence::read(reader)?;
     let online = &presence.online;
-    let cores = core::read(reader, online);
-    let caches = cache::read(reader, online, &cores);
-    let packages = package::read(reader, online, &cores);
-    let classes = class::read(reader, online, &cores);
+    let known = recall(online, &presence.present);
+    let known = known.unwrap_or_else(|| relations(reader, online));
+    let Relations { core, llc, package, die, cluster, class, one_class } = known;
     let (nodes, node_of) = node::read(reader, online);
     let cpus = presence
         .present
@@ -72,17 +100,25 @@ fn topology(reader: &mut Reader<'_>) -> Result<Topology> {
             cpu,
             online: online.contains(cpu),
             isolated: presence.isolated.contains(cpu),
-            core: cores.get(&cpu).copied(),
-            package: packages.package.get(&cpu).copied(),
-            die: packages.die.get(&cpu).copied(),
-            cluster: packages.cluster.get(&cpu).copied(),
+            core: core.get(&cpu).copied(),
+            package: package.get(&cpu).copied(),
+            die: die.get(&cpu).copied(),
+            cluster: cluster.get(&cpu).copied(),
             node: node_of.get(&cpu).copied(),
-            llc: caches.get(&cpu).copied(),
-            class: classes.get(&cpu).copied(),
+            llc: llc.get(&cpu).copied(),
+            class: class.get(&cpu).copied(),
         })
         .collect();
     let losses = reader.take_losses();
-    Ok(Topology::new(cpus, nodes, presence.possible, losses))
+    Ok(Topology::new(cpus, nodes, presence.possible, losses).keeping_vms_in_one_class(one_class))
+}
+
+fn relations(reader: &mut Reader<'_>, online: &CpuSet) -> Relations {
+    let core = core::read(reader, online);
+    let llc = cache::read(reader, online, &core);
+    let package::Numbers { package, die, cluster } = package::read(reader, online, &core);
+    let (class, one_class) = class::read(reader, online, &core);
+    Relations { core, llc, package, die, cluster, class, one_class }
 }
 
 /// A file that holds a set of CPUs, and the grammar it is written in.
