@@ -3,7 +3,7 @@
 //! Shared by the hook and the command line, so that `virt-pin explain` says exactly what a start would do. Reads the host;
 //! takes no lock, changes nothing.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::alloc::demand::{Definition, Demand, Reserve, Settled};
 use crate::alloc::plan::Plan;
@@ -14,7 +14,9 @@ use crate::alloc::request::{GuestMemory, Pages, Request};
 use crate::alloc::{self, Steps, Supply, check};
 use crate::config::settings::Settings;
 use crate::cpuset::{CpuId, CpuSet};
+use crate::enforce::pool::Claim;
 use crate::error::{Code, Error, Moved, Result, printable};
+use crate::host::machine_name::machine_name;
 use crate::host::root::Root;
 use crate::host::{Topology, cgroup, pci, sysfs};
 use crate::lock::leases::{Holds, Lease, Leases, State};
@@ -140,6 +142,8 @@ pub struct Situation {
     pub housekeeping: CpuSet,
     /// Others' threads without CPUs of their own, on CPUs that have become pinnable since they started: (domain, CPUs).
     seats: Vec<(String, CpuSet)>,
+    /// What any of the VMs can be given at all: online, and in reach of their cgroup.
+    usable: CpuSet,
     /// The pinnable CPUs that any domain can be given: those that places are found on. Fewer for a domain in a narrower
     /// partition, which may then have to look elsewhere.
     common: CpuSet,
@@ -170,6 +174,7 @@ impl Situation {
             Some(_) => beyond(&cgroup::reach(root, None)?.unwrap_or_else(everything)),
         };
         Ok(Situation {
+            usable: topology.online().intersection(&reach),
             common: settings.pinnable.difference(&common),
             demand: None,
             domain: None,
@@ -224,6 +229,11 @@ impl Situation {
         let cores = plan.vcpus.iter().flatten().filter(|_| plan.whole);
         let cores = cores.filter_map(|&cpu| self.topology.siblings(cpu));
         cores.fold(plan.exclusive(), |all, core| all.union(core))
+    }
+
+    /// Where VMs without a lease run beside these leases.
+    pub fn shared_pool(&self, leases: &Leases) -> CpuSet {
+        leases.iter().filter_map(Lease::plan).fold(self.usable.clone(), |pool, plan| pool.difference(&self.held(plan)))
     }
 
     /// What the allocator works with.
@@ -382,6 +392,18 @@ fn agree(wish: &Dedicated, plan: &Plan) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Which domains, by machine name, have CPUs beside the shared pool or instead of it.
+pub fn claims(leases: &Leases) -> BTreeMap<String, Claim> {
+    let named = leases.iter().filter_map(|lease| {
+        let claim = match &lease.holds {
+            Holds::Dedicated(_) => Claim::Own,
+            Holds::Static(cpus) | Holds::Degraded { pins: cpus, .. } => Claim::Pinned(cpus.clone()),
+        };
+        Some((machine_name(lease.domain_id?, &lease.name), claim))
+    });
+    named.collect()
 }
 
 /// Why a domain that is pinned to `cpus` by hand is refused beside `owner`.

@@ -47,6 +47,8 @@ pub enum Code {
     StalePins,
     /// The only room for a domain is set aside for autostart domains that do not run yet.
     Reserved,
+    /// VMs without a lease would be left without any CPU.
+    SharedPoolEmpty,
     /// The host's CPU topology could not be read.
     TopologyUnreadable,
     /// The kernel refused an operation on a file.
@@ -196,6 +198,14 @@ const TABLE: &[Row] = &[
         retry: true,
         meaning: "there is room only where it is set aside for autostart domains that do not run yet",
         advice: "set autostart_reserve = \"prefer\", or take autostart off a VM named in the message",
+    },
+    Row {
+        code: Code::SharedPoolEmpty,
+        name: "cpu.shared.no-cpus",
+        exit: 27,
+        retry: true,
+        meaning: "leases would leave VMs without a lease no CPU to run on",
+        advice: "take CPUs out of pinnable_cpus: VMs without a lease run on what is not leased",
     },
     Row {
         code: Code::StateLocked,

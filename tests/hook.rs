@@ -1029,6 +1029,9 @@ fn a_scope_is_confined_by_a_drop_in_that_goes_with_the_lease() {
     let shared = Vm { id: Some(2), ..Vm::new(7, 1).without_policy().named("vm1") };
     fs::remove_file(machine.path("/run/virt-pin/leases.json")).unwrap();
     machine.event(&shared, "prepare begin").silent();
+    let text = machine.read(r"/run/systemd/system/machine-qemu\x2d2\x2dvm1.scope.d/50-virt-pin.conf");
+    assert!(text.ends_with("[Scope]\nAllowedCPUs=0-15\n"), "{text}");
+    machine.event(&Vm { id: None, ..shared }, "release end shutdown").silent();
     assert_eq!(units(), [""; 0]);
     machine.prepare(&vm);
     machine.event(&vm, "release end shutdown").silent();
@@ -1036,6 +1039,82 @@ fn a_scope_is_confined_by_a_drop_in_that_goes_with_the_lease() {
     // A migration asks only.
     machine.event(&vm, "migrate begin").printed();
     assert_eq!(units(), [""; 0]);
+}
+
+/// A machine with machined on cgroup v2, and scopes of domains that run there.
+fn with_scopes(pinnable: &str, scopes: &[&str]) -> Machine {
+    let machine = Machine::new(pinnable);
+    machine.put("/proc/mounts", "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n");
+    machine.put("/sys/fs/cgroup/cgroup.controllers", "cpuset cpu memory\n");
+    machine.put("/sys/fs/cgroup/cpuset.cpus.effective", "0-15\n");
+    machine.put("/usr/share/dbus-1/system-services/org.freedesktop.machine1.service", "");
+    fs::create_dir_all(machine.path("/run/systemd/system")).unwrap();
+    for scope in scopes {
+        machine.put(&format!("/sys/fs/cgroup/machine.slice/{scope}/cpuset.cpus"), "\n");
+    }
+    machine
+}
+
+#[test]
+fn others_make_room_for_a_lease_and_get_it_back() {
+    let scopes = [
+        r"machine-qemu\x2d5\x2dshared.scope",
+        r"machine-qemu\x2d6\x2dby\x2dhand.scope",
+        r"machine-lxc\x2d7\x2dx.scope",
+    ];
+    let machine = with_scopes("2-3,10-11", &scopes);
+    // A kernel's file has nothing behind the line that was written last.
+    let cpus = |scope: &str| {
+        let text = machine.read(&format!("/sys/fs/cgroup/machine.slice/{scope}/cpuset.cpus"));
+        text.lines().next().unwrap().to_owned()
+    };
+    let drop_in = |unit: &str| machine.read(&format!("/run/systemd/system/{unit}.d/50-virt-pin.conf"));
+    let by_hand = Vm { id: Some(6), ..Vm::new(6, 1).without_policy().pinned(&[11]).named("by-hand") };
+    machine.event(&by_hand, "prepare begin").silent();
+    // One that is about to run: its scope is not there yet.
+    let coming = Vm { id: Some(8), ..Vm::new(8, 1).without_policy().named("coming") };
+    machine.event(&coming, "prepare begin").silent();
+    let unit = r"machine-qemu\x2d8\x2dcoming.scope";
+    assert!(drop_in(unit).ends_with("AllowedCPUs=0-15\n"), "{}", drop_in(unit));
+    let vm = Vm::new(1, 2);
+    machine.prepare(&vm);
+    assert_eq!(machine.vcpus_of(&vm), [2, 10]);
+    let shared = "0-1,3-9,11-15";
+    assert_eq!([cpus(scopes[0]), cpus(scopes[1]), cpus(scopes[2])], [shared, shared, ""]);
+    assert!(drop_in(unit).ends_with(&format!("AllowedCPUs={shared}\n")), "{}", drop_in(unit));
+    // Its own scope is nobody's business here.
+    machine.put(&format!("/sys/fs/cgroup/machine.slice/{}/cpuset.cpus", r"machine-qemu\x2d1\x2dvm1.scope"), "2,10\n");
+    let second = Vm { id: Some(2), ..Vm::new(2, 1).with("cores='thread'") };
+    machine.event(&second, "prepare begin").printed();
+    assert_eq!(cpus(r"machine-qemu\x2d1\x2dvm1.scope"), "2,10");
+    assert_eq!(cpus(scopes[0]), "0-1,4-9,11-15");
+    machine.event(&second, "release end shutdown").silent();
+    assert_eq!(cpus(scopes[0]), shared);
+    machine.event(&vm, "release end shutdown").silent();
+    assert_eq!([cpus(scopes[0]), cpus(scopes[1])], ["0-15", "0-15"]);
+    assert!(drop_in(unit).ends_with("AllowedCPUs=0-15\n"), "{}", drop_in(unit));
+    machine.event(&Vm { id: None, ..coming }, "release end shutdown").silent();
+    assert_eq!(fs::read_dir(machine.path("/run/systemd/system")).unwrap().count(), 0);
+}
+
+#[test]
+fn nobody_is_left_without_a_cpu() {
+    let scope = r"machine-qemu\x2d5\x2dshared.scope";
+    let machine = with_scopes("0-15", &[scope]);
+    let all = Vm::new(1, 16).with("emulator='share' iothreads='share'");
+    let said = machine.event(&all, "prepare begin").refused(Code::SharedPoolEmpty);
+    assert!(
+        said.contains("no CPU would be left for VMs without a lease, and qemu-5-shared is one that runs"),
+        "{said}"
+    );
+    assert_eq!(machine.leased().len(), 0);
+    assert_eq!(machine.read(&format!("/sys/fs/cgroup/machine.slice/{scope}/cpuset.cpus")).trim(), "0-15");
+    assert_eq!(fs::read_dir(machine.path("/run/systemd/system")).unwrap().count(), 0);
+    // Alone it may have them all; then the other does not start.
+    fs::remove_dir_all(machine.path("/sys/fs/cgroup/machine.slice")).unwrap();
+    machine.prepare(&all);
+    let shared = Vm { id: Some(6), ..Vm::new(6, 1).without_policy() };
+    machine.event(&shared, "prepare begin").refused(Code::SharedPoolEmpty);
 }
 
 #[test]

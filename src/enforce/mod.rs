@@ -1,10 +1,11 @@
 //! Makes a lease physical: nobody of the domain runs outside it, from QEMU's first instruction where the host allows.
 //!
 //! [`confinement`] says which way this host offers. [`tree`] makes the domain's cgroup before QEMU is executed, [`scope`]
-//! tells systemd to make it so; [`binding`] puts each thread where the plan says once it exists, and reads back. Nothing
+//! tells systemd to make it so; [`pool`] keeps the others off; [`binding`] puts each thread where the plan says once it exists, and reads back. Nothing
 //! here decides who gets which CPUs, and nothing here calls libvirt.
 
 pub mod binding;
+pub mod pool;
 pub mod scope;
 pub mod tree;
 
@@ -74,6 +75,19 @@ impl Confinement {
     }
 }
 
+/// The places that were made for starts of a domain of this name, under whatever id: at its end libvirt names none.
+pub fn places_of(root: &Root, confinement: &Confinement, partition: Option<&str>, name: &str) -> Vec<String> {
+    // The same name with an id of which nothing is left but where it stands.
+    let Ok(Some(pattern)) = confinement.place(partition, 0, name) else { return Vec::new() };
+    let Some((dir, pattern)) = pattern.rsplit_once('/') else { return Vec::new() };
+    let Some((before, after)) = pattern.split_once('0') else { return Vec::new() };
+    let of_name = |found: &String| {
+        let id = found.strip_prefix(before).and_then(|rest| rest.strip_suffix(after));
+        id.is_some_and(|id| !id.is_empty() && id.bytes().all(|byte| byte.is_ascii_digit()))
+    };
+    root.list(dir).unwrap_or_default().into_iter().filter(of_name).map(|found| format!("{dir}/{found}")).collect()
+}
+
 /// Removes what was made at a place, by whichever way. What has tasks stays.
 pub fn remove(root: &Root, place: &str) {
     if place.starts_with(scope::RUNTIME_UNITS) { scope::remove(root, place) } else { tree::remove(root, place) }
@@ -106,5 +120,11 @@ mod tests {
             Some(r"/run/systemd/system/machine-qemu\x2d3\x2da.scope.d")
         );
         assert_eq!(Confinement::AtStarted.place(None, 3, "a").unwrap(), None);
+        let tree = Confinement::Tree { mount: "/c".to_owned() };
+        let names =
+            ["qemu-1-a0.libvirt-qemu", "qemu-12-a0.libvirt-qemu", "qemu-3-b.libvirt-qemu", "qemu--a0.libvirt-qemu"];
+        let files = names.map(|name| (format!("/c/machine/{name}/cpuset.cpus"), String::new()));
+        let found = places_of(&Root::described(files.into()), &tree, None, "a0");
+        assert_eq!(found, ["/c/machine/qemu-1-a0.libvirt-qemu", "/c/machine/qemu-12-a0.libvirt-qemu"]);
     }
 }

@@ -5,15 +5,16 @@
 //! reload (measured: systemd 252 with libvirt 9.0, 257 with 11.3), so QEMU is executed inside the lease. It goes when the
 //! lease does; for a running scope it no longer matters.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 
 use crate::alloc::plan::Plan;
-use crate::cpuset::{CpuId, CpuSet};
+use crate::cpuset::{CpuId, CpuSet, NodeId};
 use crate::error::{Code, Error, Result};
-use crate::host::machine_name::scope_name;
+use crate::host::machine_name::{machine_of_scope, scope_name};
 use crate::host::root::Root;
 
 /// Where units for this boot only are kept.
@@ -32,7 +33,8 @@ pub fn path(domain_id: u32, name: &str) -> String {
 /// # Errors
 /// [`Code::ConfinementFailed`]; nothing stays behind then.
 pub fn make(root: &Root, path: &str, plan: &Plan) -> Result<()> {
-    write(root, path, &text(plan)).inspect_err(|_| remove(root, path))
+    let text = text(&plan.allowed(), plan.memory_nodes.as_ref());
+    write(root, path, &text).inspect_err(|_| remove(root, path))
 }
 
 fn write(root: &Root, path: &str, text: &str) -> Result<()> {
@@ -51,16 +53,32 @@ fn write(root: &Root, path: &str, text: &str) -> Result<()> {
         .map_err(|error| Error::io(Code::ConfinementFailed, "write", &file, error))
 }
 
-fn text(plan: &Plan) -> String {
+fn text(cpus: &CpuSet, memory_nodes: Option<&BTreeSet<NodeId>>) -> String {
     let mut text = format!(
-        "# Made by virt-pin for one start of this domain, removed when it ends.\n[Scope]\nAllowedCPUs={}\n",
-        plan.allowed()
+        "# Made by virt-pin for one start of this domain, removed when it ends.\n[Scope]\nAllowedCPUs={cpus}\n"
     );
-    if let Some(nodes) = &plan.memory_nodes {
+    if let Some(nodes) = memory_nodes {
         let nodes: CpuSet = nodes.iter().map(|node| CpuId(node.0)).collect();
         text.push_str(&format!("AllowedMemoryNodes={nodes}\n"));
     }
     text
+}
+
+/// Gives every drop-in of ours that names no owner of CPUs these CPUs: `cpus` says which, by machine name, `None` = hands off.
+pub(super) fn set_others(root: &Root, cpus: &dyn Fn(&str) -> Option<CpuSet>) -> Result<()> {
+    for name in root.list(RUNTIME_UNITS)? {
+        let machine = name.strip_suffix(".d").and_then(machine_of_scope);
+        let path = format!("{RUNTIME_UNITS}/{name}");
+        let Some(cpus) = machine.and_then(|machine| cpus(&machine)).filter(|_| root.exists(&format!("{path}/{FILE}")))
+        else {
+            continue;
+        };
+        let text = text(&cpus, None);
+        if root.read(&format!("{path}/{FILE}"))? != text {
+            write(root, &path, &text)?;
+        }
+    }
+    Ok(())
 }
 
 /// Removes the drop-in, and its directory if nobody else has a file there.
@@ -73,9 +91,6 @@ pub fn remove(root: &Root, path: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::BTreeSet;
-
-    use crate::cpuset::NodeId;
 
     #[test]
     fn a_drop_in_comes_and_goes_and_leaves_others_alone() {

@@ -3,7 +3,7 @@
 //! The shape is always the same: read (domain, configuration, machine), lock, load, decide, commit, unlock, report.
 
 use super::call::Operation;
-use super::sync;
+use super::{others, sync};
 use crate::alloc::plan::Plan;
 use crate::alloc::quality;
 use crate::config::settings::Settings;
@@ -28,12 +28,12 @@ use crate::xml::{read, realtime};
 type Void = (Lease, &'static str);
 
 /// One event: whose, and what stdin said.
-struct Event<'a> {
-    root: &'a Root,
+pub(super) struct Event<'a> {
+    pub(super) root: &'a Root,
     operation: Operation,
-    domain: &'a Domain<'a>,
+    pub(super) domain: &'a Domain<'a>,
     uuid: DomainUuid,
-    identity: read::Identity,
+    pub(super) identity: read::Identity,
     journal: Journal,
 }
 
@@ -149,13 +149,19 @@ impl Event<'_> {
         self.clean_up(&leases, void);
         // A former attempt had another id of libvirt's, and so another cgroup.
         self.remove_cgroup(&leases, existing.and_then(|former| former.cgroup));
-        if let Some(place) = place {
-            if let Err(error) = confinement.make(self.root, &place, &iothreads, &plan) {
+        if preparing {
+            let held = self.hold_others(&situation, &leases);
+            let made = held.and_then(|()| match &place {
+                Some(place) => confinement.make(self.root, place, &iothreads, &plan),
+                None => Ok(()),
+            });
+            if let Err(error) = made {
                 leases.remove(self.uuid);
                 let error = match state.replace(&leases) {
                     Ok(()) => error,
                     Err(also) => error.because(also),
                 };
+                self.settle_others(&leases);
                 return Err(self.named(error));
             }
         }
@@ -204,12 +210,16 @@ impl Event<'_> {
         }
         self.refuse_beside_living(&leases)?;
         let former = leases.get(self.uuid).and_then(|former| former.cgroup.clone());
+        if matches!(&holds, Holds::Degraded { pins, .. } if pins.is_empty()) {
+            self.confine_to_pool(&leases).map_err(|error| self.named(error))?;
+        } else {
+            self.remove_cgroup_in_its_place(&leases);
+        }
         let lease = self.new_lease(State::Reserved, holds);
         leases.put(lease.clone());
         state.replace(&leases)?;
         self.clean_up(&leases, void);
         self.remove_cgroup(&leases, former);
-        self.remove_cgroup_in_its_place(&leases);
         drop(state);
         match &lease.holds {
             Holds::Degraded { code, reason, .. } => {
@@ -221,22 +231,33 @@ impl Event<'_> {
         Ok(())
     }
 
-    /// A shared domain holds nothing: a lease from a start that libvirt never reported the end of is void, and so is a
-    /// cgroup that waits under its name with somebody else's CPUs. Without either, the common case, the lock is not
-    /// touched.
+    /// A shared domain holds nothing, and runs in the shared pool: a lease from a start that libvirt never reported the end
+    /// of is void, and so is a cgroup that waits under its name with somebody else's CPUs. On a host where nothing is handed
+    /// out the lock is not touched, and damaged state refuses no such start.
     fn hold_nothing(&self) -> Result<()> {
         let Ok(leases) = lock::read(self.root) else { return Ok(()) };
         self.remove_cgroup_in_its_place(&leases);
-        if leases.get(self.uuid).is_none() {
+        let holds = leases.get(self.uuid).is_some();
+        if !holds && !self.has_pool(&leases) {
             return Ok(());
         }
-        let mut state = StateLock::acquire(self.root, DEADLINE)?;
-        let mut leases = state.load()?;
+        let locked = StateLock::acquire(self.root, DEADLINE).and_then(|state| Ok((state.load()?, state)));
+        let (mut leases, mut state) = match locked {
+            Ok(locked) => locked,
+            // It is held to the pool when it is reported started.
+            Err(error) if !holds => return self.only_record(&error),
+            Err(error) => return Err(error),
+        };
         self.refuse_beside_living(&leases)?;
-        let former = leases.remove(self.uuid);
-        state.replace(&leases)?;
-        self.clean_up(&leases, former.map(|lease| (lease, "the domain starts without one")).into_iter().collect());
-        Ok(())
+        if let Some(former) = leases.remove(self.uuid) {
+            state.replace(&leases)?;
+            let freed = others::freed([&former].into_iter());
+            self.clean_up(&leases, vec![(former, "the domain starts without one")]);
+            if freed {
+                self.settle_others(&leases);
+            }
+        }
+        self.confine_to_pool(&leases).map_err(|error| self.named(error))
     }
 
     fn new_lease(&self, state: State, holds: Holds) -> Lease {
@@ -261,11 +282,12 @@ impl Event<'_> {
             // Damaged state refuses new leases; it ends nobody's start who has none.
             Err(error) => return self.refuse_if_dedicated(error),
         };
-        let Some(lease) = leases.get(self.uuid) else { return self.started_without_lease() };
+        let Some(lease) = leases.get(self.uuid) else { return self.started_without_lease(&leases) };
         let Some(plan) = lease.plan() else {
-            // Pins by hand are libvirt's to carry out, and who is degraded may be anywhere. Without the pid the lease is
-            // only harder to end.
+            // Pins by hand are libvirt's to carry out, and who is degraded has none. Without the pid the lease is only
+            // harder to end.
             let marked = self.status().and_then(|status| self.mark_running(&status));
+            self.stay_in_pool(&leases);
             return marked.or_else(|error| self.only_record(&error));
         };
         let status = self.status().map_err(|error| self.named(error))?;
@@ -297,11 +319,22 @@ impl Event<'_> {
 
     /// A dedicated domain that has come this far without a lease is not dedicated: say so while it can be stopped. (A
     /// configuration that was broken meanwhile is no reason to end it: prepare has judged it.)
-    fn started_without_lease(&self) -> Result<()> {
+    fn started_without_lease(&self, leases: &Leases) -> Result<()> {
+        self.stay_in_pool(leases);
         self.refuse_if_dedicated(Error::new(Code::DomainUnknown, "has a dedicated policy, but no lease").with_hint(
             "`virt-pin check` shows whether the hook is installed as it should; then start the domain again, or give a \
                  running one its lease with `virt-pin reconcile`",
         ))
+    }
+
+    /// A lease may have been granted since this domain was confined, or it could not be.
+    fn stay_in_pool(&self, leases: &Leases) {
+        if others::freed(leases.iter()) {
+            match StateLock::acquire(self.root, DEADLINE).and_then(|state| Ok((state.load()?, state))) {
+                Ok((leases, _state)) => self.settle_others(&leases),
+                Err(error) => self.record(Some(error.code), None, &error.message),
+            }
+        }
     }
 
     fn status(&self) -> Result<qemu::Status> {
@@ -340,7 +373,11 @@ impl Event<'_> {
 
     /// The domain has ended: so does its lease, whatever the reason given.
     fn release(&self) -> Result<()> {
-        if lock::read(self.root)?.iter().next().is_none() {
+        let leases = lock::read(self.root)?;
+        if leases.get(self.uuid).is_none() {
+            self.remove_places(&leases);
+        }
+        if leases.iter().next().is_none() {
             return Ok(());
         }
         let mut state = StateLock::acquire(self.root, DEADLINE)?;
@@ -360,14 +397,18 @@ impl Event<'_> {
         if !ended.is_empty() {
             state.replace(&leases)?;
         }
+        let freed = others::freed(ended.iter().map(|(lease, _)| lease));
         self.clean_up(&leases, ended);
+        if freed {
+            self.settle_others(&leases);
+        }
         Ok(())
     }
 
     /// The daemon is back and found the domain running: repair what can be repaired, say what cannot.
     fn reconnect(&self) -> Result<()> {
         let leases = lock::read(self.root)?;
-        let Some(lease) = leases.get(self.uuid) else { return self.started_without_lease() };
+        let Some(lease) = leases.get(self.uuid) else { return self.started_without_lease(&leases) };
         let status = self.status()?;
         let bound = lease.plan().map_or(Ok(()), |plan| binding::bind(self.root, &status, plan));
         // It runs, so its lease does, wherever its threads are.
@@ -385,7 +426,7 @@ impl Event<'_> {
     }
 
     /// Removes a cgroup tree unless a lease has it: libvirt uses ids again, so another may live there by now.
-    fn remove_cgroup(&self, leases: &Leases, path: Option<String>) {
+    pub(super) fn remove_cgroup(&self, leases: &Leases, path: Option<String>) {
         let unowned = |path: &String| !leases.iter().any(|lease| lease.cgroup.as_ref() == Some(path));
         if let Some(path) = path.filter(unowned) {
             enforce::remove(self.root, &path);
@@ -401,7 +442,7 @@ impl Event<'_> {
         }
     }
 
-    fn record(&self, code: Option<Code>, cpus: Option<&CpuSet>, message: &str) {
+    pub(super) fn record(&self, code: Option<Code>, cpus: Option<&CpuSet>, message: &str) {
         self.journal.record((&self.identity.name, self.uuid), code, cpus, message);
     }
 }

@@ -6,6 +6,7 @@
 
 mod act;
 pub mod call;
+mod others;
 mod sync;
 
 use std::io::{self, IsTerminal, Read, Write};

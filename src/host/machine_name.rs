@@ -34,6 +34,11 @@ pub fn scope_name(domain_id: u32, name: &str) -> String {
     format!("machine-{}.scope", machine_name(domain_id, name).replace('-', "\\x2d"))
 }
 
+/// The machine whose processes such a unit holds; `None` for any other unit.
+pub fn machine_of_scope(unit: &str) -> Option<String> {
+    Some(unit.strip_prefix("machine-")?.strip_suffix(".scope")?.replace("\\x2d", "-"))
+}
+
 /// The path of a `<resource><partition>` below a hierarchy's mount point, where there is no machined: `/machine` stays,
 /// every other component without a dot gets `.partition`, and names that could be mistaken for kernel files are escaped.
 /// `None` for a path that is not absolute or has a `..`.
@@ -84,6 +89,8 @@ mod tests {
     fn scopes() {
         assert_eq!(scope_name(7, "web.x-1"), r"machine-qemu\x2d7\x2dweb.x\x2d1.scope");
         assert_eq!(scope_name(1, "--"), r"machine-qemu\x2d1.scope");
+        assert_eq!(machine_of_scope(&scope_name(7, "web.x-1")), Some(machine_name(7, "web.x-1")));
+        assert_eq!(machine_of_scope("system.slice"), None);
     }
 
     #[test]

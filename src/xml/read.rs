@@ -71,8 +71,16 @@ pub fn request(domain: &Domain<'_>, policy: Policy) -> Result<Request> {
     Ok(Request { iothreads, memory, cells, ..Request::new(vcpus, policy) })
 }
 
+/// Whether libvirt is to ask numad where the domain's threads run.
+pub fn placement_is_auto(domain: &Domain<'_>) -> bool {
+    domain.first(&["vcpu"]).and_then(|vcpu| vcpu.attribute("placement")) == Some("auto")
+}
+
 /// The maximum number of vCPUs: those that can be plugged in later included.
-pub(super) fn vcpu_count(domain: &Domain<'_>) -> Result<u16> {
+///
+/// # Errors
+/// [`Code::DomainInvalid`](crate::error::Code::DomainInvalid): a count that libvirt would refuse too, or that is too high.
+pub fn vcpu_count(domain: &Domain<'_>) -> Result<u16> {
     let Some(vcpu) = domain.first(&["vcpu"]) else {
         return Ok(1);
     };

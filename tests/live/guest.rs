@@ -9,6 +9,7 @@ pub(crate) struct Guest {
     pub(crate) name: String,
     vcpus: u32,
     current: Option<u32>,
+    default_cpuset: Option<String>,
     policy: Option<String>,
     tuning: String,
     cpu: String,
@@ -25,6 +26,7 @@ impl Guest {
             name: name.to_owned(),
             vcpus: 1,
             current: None,
+            default_cpuset: None,
             policy: None,
             tuning: String::new(),
             cpu: String::new(),
@@ -41,6 +43,12 @@ impl Guest {
     /// The same guest with only so many of its vCPUs plugged in at first.
     pub(crate) fn current(mut self, vcpus: u32) -> Guest {
         self.current = Some(vcpus);
+        self
+    }
+
+    /// The same guest with `<vcpu cpuset>`: where libvirt puts threads that have no pin.
+    pub(crate) fn default_cpuset(mut self, cpus: &str) -> Guest {
+        self.default_cpuset = Some(cpus.to_owned());
         self
     }
 
@@ -92,9 +100,10 @@ impl Guest {
             write!(xml, "<metadata><pin:cpu xmlns:pin='urn:virt-pin:domain:1' {attributes}/></metadata>").unwrap();
         }
         let current = self.current.map(|current| format!(" current='{current}'")).unwrap_or_default();
+        let cpuset = self.default_cpuset.as_ref().map(|cpus| format!(" cpuset='{cpus}'")).unwrap_or_default();
         write!(
             xml,
-            "<memory unit='MiB'>16</memory><vcpu{current}>{vcpus}</vcpu>{tuning}\
+            "<memory unit='MiB'>16</memory><vcpu{current}{cpuset}>{vcpus}</vcpu>{tuning}\
              <os><type arch='x86_64' machine='pc'>hvm</type></os><features><acpi/></features>{cpu}\
              <devices><controller type='usb' model='none'/><memballoon model='none'/>"
         )

@@ -30,6 +30,17 @@ impl Libvirtd {
         assert_eq!(self.places(name), (vec!["1".to_owned()], BTreeSet::from(["0".to_owned()])));
     }
 
+    /// Whether every thread of the VM may run on these CPUs and no others.
+    fn is_held_to(&self, name: &str, cpus: &str) -> bool {
+        let (vcpus, others) = self.places(name);
+        !vcpus.is_empty() && vcpus.iter().chain(&others).all(|place| place == cpus)
+    }
+
+    #[track_caller]
+    fn assert_held_to(&self, name: &str, cpus: &str) {
+        assert!(self.is_held_to(name, cpus), "{name}: {:?}", self.places(name));
+    }
+
     fn leases(&self) -> String {
         self.file("/run/virt-pin/leases.json")
     }
@@ -91,12 +102,37 @@ fn the_second_one_is_refused_in_plain_words() {
 }
 
 #[test]
+fn vms_without_a_lease_make_room_and_get_it_back() {
+    let Some(daemon) = Libvirtd::start(&Options::virt_pin(ONE)) else { return };
+    daemon.run(&Guest::new("before").vcpus(2));
+    daemon.assert_held_to("before", "0-1");
+    daemon.run(&dedicated("leased"));
+    daemon.assert_on_cpu_1("leased");
+    daemon.assert_held_to("before", "0");
+    // One that starts beside the lease; one that libvirt is told to put everywhere; one whose start fails.
+    daemon.run(&Guest::new("during"));
+    daemon.assert_held_to("during", "0");
+    daemon.run(&Guest::new("anywhere").default_cpuset("0-1"));
+    daemon.assert_held_to("anywhere", "0");
+    daemon.define(&Guest::new("broken").without_its_disk());
+    daemon.start_guest("broken").refused();
+    daemon.destroy("during");
+    daemon.destroy("leased");
+    for name in ["before", "anywhere"] {
+        daemon.wait_until("it has its CPUs back", |daemon| daemon.is_held_to(name, "0-1"));
+    }
+    daemon.destroy("before");
+    daemon.destroy("anywhere");
+    daemon.wait_for_no_lease();
+}
+
+#[test]
 fn a_vm_that_can_do_without_starts_all_the_same() {
     let Some(daemon) = Libvirtd::start(&Options::virt_pin(ONE)) else { return };
     daemon.run(&dedicated("first"));
     let second = Guest::new("second").policy("policy='dedicated' fallback='shared'");
     daemon.run(&second);
-    assert_eq!(daemon.places("second"), (vec!["0-1".to_owned()], BTreeSet::from(["0-1".to_owned()])));
+    daemon.assert_held_to("second", "0");
     daemon.assert_on_cpu_1("first");
     let lease = daemon.exec(&["virt-pin", "--json", "lease", "second"]).ok();
     for part in
