@@ -11,8 +11,9 @@ use super::{Context, to_json};
 use crate::alloc::plan::Plan;
 use crate::alloc::policy::{Cores, Fallback};
 use crate::cpuset::{CpuId, CpuSet};
-use crate::decision::{Dedicated, Situation, Wish, wish};
+use crate::decision::{self, Dedicated, Situation, Wish, wish};
 use crate::enforce::binding::{Role, role};
+use crate::enforce::pool;
 use crate::error::{Code, Error, Result, counted, printable};
 use crate::host::cgroup;
 use crate::host::process;
@@ -70,6 +71,11 @@ pub(super) fn reconcile(context: &Context) -> Result<String> {
         }
     }
     state.replace(&leases)?;
+    let held = Situation::read(root, &context.settings()?, None)
+        .and_then(|situation| pool::hold(root, &decision::claims(&leases), &situation.shared_pool(&leases)));
+    if let Err(error) = held {
+        notes.push(format!("VMs without a lease: {}", error.message));
+    }
     drop(state);
     let count = leases.iter().count();
     if context.json {
