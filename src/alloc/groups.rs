@@ -40,6 +40,8 @@ pub(super) fn groups(supply: &Supply<'_>, request: &Request) -> Result<Vec<Group
     let fixed = request.policy.threads_per_core != ThreadsPerCore::Auto;
     let step = if fixed || dedicated.len().div_ceil(per_core) >= nodes { per_core } else { 1 };
     let steps = dedicated.len().div_ceil(step);
+    // The core that is not filled is one of the largest share.
+    let spare = steps * step - dedicated.len();
     if steps < nodes {
         let what = counted(dedicated.len() as u64, "vCPU");
         let hint = Some("name fewer nodes in the nodes attribute, or give the domain more vCPUs".to_owned());
@@ -49,6 +51,7 @@ pub(super) fn groups(supply: &Supply<'_>, request: &Request) -> Result<Vec<Group
     let mut left = dedicated.as_slice();
     let groups = (0..nodes).map(|node| {
         let share = (steps / nodes + usize::from(node < steps % nodes)) * step;
+        let share = share - if node == 0 { spare } else { 0 };
         let (group, rest) = left.split_at(share.min(left.len()));
         left = rest;
         Group { vcpus: group.to_vec(), bytes: None }
