@@ -206,7 +206,8 @@ fn emulator_and_iothreads() {
     refused(
         place(&host, "0-7", "", &request(4, &[])),
         Code::Unsatisfiable,
-        "emulator and I/O threads need a housekeeping CPU, but every online CPU is pinnable or leased",
+        "emulator and I/O threads need a housekeeping CPU, but every online CPU is pinnable, leased or isolated by \
+         the kernel",
     );
     let plan = place(&host, "2-7", "", &request(2, &[("cores", "thread"), ("emulator", "isolate")])).unwrap();
     assert_eq!((plan.extra.len(), plan.exclusive().len()), (1, 3));
