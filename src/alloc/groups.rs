@@ -9,7 +9,7 @@ use super::pieces::pieces;
 use super::policy::{Span, ThreadsPerCore};
 use super::refusal::Refusal;
 use super::request::Request;
-use crate::cpuset::{CpuId, CpuSet, NodeId};
+use crate::cpuset::{CpuId, CpuSet, MAX_CPUS, NodeId};
 use crate::error::{Code, counted};
 
 /// vCPUs that lie together on one node, unless they are the only group.
@@ -66,12 +66,18 @@ pub(super) fn has_cells(request: &Request) -> bool {
 
 /// One group per guest cell that has vCPUs to place.
 fn cells(supply: &Supply<'_>, request: &Request, dedicated: &[u16]) -> Result<Vec<Group>, Refusal> {
+    // A document may have hundreds of thousands of cells: no walk through all vCPUs for each.
+    let all: CpuSet = dedicated.iter().copied().map(CpuId).collect();
     let groups = request.cells.iter().map(|cell| Group {
-        vcpus: dedicated.iter().copied().filter(|&vcpu| cell.vcpus.contains(CpuId(vcpu))).collect(),
+        vcpus: cell.vcpus.intersection(&all).iter().map(|vcpu| vcpu.0).collect(),
         bytes: Some(cell.bytes),
     });
     let groups: Vec<_> = groups.filter(|group| !group.vcpus.is_empty()).collect();
     let seated: usize = groups.iter().map(|group| group.vcpus.len()).sum();
+    if dedicated.len() > usize::from(MAX_CPUS) {
+        let reason = format!("{} are more than any host has CPUs", counted(dedicated.len() as u64, "vCPU"));
+        return Err(Refusal::new(Code::Unsatisfiable, reason));
+    }
     if seated != dedicated.len() {
         return Err(Refusal::new(Code::PolicyInvalid, "the guest's NUMA cells do not hold each vCPU once"));
     }

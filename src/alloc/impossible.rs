@@ -71,7 +71,9 @@ pub(super) fn refuse(supply: &Supply<'_>, request: &Request) -> Result<(), Refus
             "take a core out of pinnable_cpus, or set emulator and iothreads to \"isolate\" or \"share\""
         };
         return never(
-            format!("{who} need a housekeeping CPU, but every online CPU is pinnable, leased or isolated by the kernel"),
+            format!(
+                "{who} need a housekeeping CPU, but every online CPU is pinnable, leased or isolated by the kernel"
+            ),
             hint,
         );
     }
