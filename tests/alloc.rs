@@ -206,7 +206,8 @@ fn emulator_and_iothreads() {
     refused(
         place(&host, "0-7", "", &request(4, &[])),
         Code::Unsatisfiable,
-        "emulator and I/O threads need a housekeeping CPU, but every online CPU is pinnable or leased",
+        "emulator and I/O threads need a housekeeping CPU, but every online CPU is pinnable, leased or isolated by \
+         the kernel",
     );
     let plan = place(&host, "2-7", "", &request(2, &[("cores", "thread"), ("emulator", "isolate")])).unwrap();
     assert_eq!((plan.extra.len(), plan.exclusive().len()), (1, 3));
@@ -246,7 +247,8 @@ fn memory_follows_or_is_refused_with_numbers() {
     );
     assert!(place(&host, "1-7", "", &guest(64, Pages::Huge(2048))).is_ok());
     assert_eq!(place(&host, "1-7", "", &guest(65, Pages::Huge(2048))).unwrap_err().code, Code::MemoryShortage);
-    assert_eq!(place(&host, "1-7", "", &guest(1024, Pages::Huge(1 << 20))).unwrap_err().code, Code::MemoryShortage);
+    // Nobody waits for pages that this host has none of.
+    assert_eq!(place(&host, "1-7", "", &guest(1024, Pages::Huge(1 << 20))).unwrap_err().code, Code::Unsatisfiable);
     // Two CPUs of one node would do, two of both have the memory.
     let wide = |mib: u64| Request {
         memory: Some(GuestMemory { bytes: mib << 20, pages: Pages::Huge(2048) }),

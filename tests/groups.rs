@@ -19,7 +19,7 @@ use virt_pin::alloc::request::{GuestCell, GuestMemory, Pages, Request};
 use virt_pin::alloc::{self, Supply};
 use virt_pin::cpuset::{CpuId, CpuSet, NodeId};
 use virt_pin::error::Code;
-use virt_pin::host::{CoreClass, Topology, shape};
+use virt_pin::host::{CoreClass, Cpu, HugePages, Topology, shape};
 
 fn set(text: &str) -> CpuSet {
     CpuSet::parse_kernel_list(text).unwrap()
@@ -85,6 +85,11 @@ fn evenly_over_nodes() {
     refused(place(&host, "0-15", "", &request(1, &spread)), Code::PolicyInvalid, "cannot be spread over 2 nodes");
     let fixed = [("numa", "spread"), ("threads-per-core", "2")];
     refused(place(&host, "0-15", "", &request(2, &fixed)), Code::PolicyInvalid, "cannot be spread over 2 nodes");
+    // A core that is not filled is one of the larger share.
+    for (vcpus, cells) in [(5, ["0-2", "3-4"]), (7, ["0-2", "3-6"]), (9, ["0-4", "5-8"]), (13, ["0-6", "7-12"])] {
+        let plan = place(&host, "0-15", "", &request(vcpus, &spread)).unwrap();
+        assert_eq!(plan.cells.iter().map(|cell| cell.vcpus.to_string()).collect::<Vec<_>>(), cells, "{vcpus}");
+    }
     // Over one named node there is nothing to spread.
     let plan = place(&host, "0-15", "", &request(4, &[("numa", "spread"), ("nodes", "1")])).unwrap();
     assert_eq!(order(&plan), "4 12 5 13");
@@ -155,6 +160,94 @@ fn memory_of_cells_is_on_their_nodes() {
 }
 
 #[test]
+fn memory_that_never_is_there_is_not_waited_for() {
+    let mut nodes = two_nodes().nodes().to_vec();
+    for node in &mut nodes {
+        node.memory_bytes = Some(8 << 30);
+        node.available_bytes = Some(1 << 30);
+        node.huge_pages = vec![HugePages { size_kib: 2048, total: 512, free: 0 }];
+    }
+    let host = two_nodes().with_nodes(nodes);
+    let guest = |mib: u64, pages, policy: &[(&str, &str)]| Request {
+        memory: Some(GuestMemory { bytes: mib << 20, pages }),
+        ..request(2, policy)
+    };
+    let (ordinary, huge, single) = (Pages::Ordinary, Pages::Huge(2048), [("numa", "single")]);
+    let say = |request: &Request, code, part: &str| refused(place(&host, "0-15", "", request), code, part);
+    say(
+        &guest(6000, ordinary, &single),
+        Code::MemoryShortage,
+        "needs 6000 MiB of memory on the nodes of its CPUs (0), 1024",
+    );
+    // Huge pages are made of 1 GiB of the 8.
+    say(&guest(7169, ordinary, &single), Code::Unsatisfiable, "(0); no node has more than 7168 MiB");
+    say(
+        &guest(1024, huge, &single),
+        Code::MemoryShortage,
+        "1024 MiB of huge pages of 2048 KiB on the nodes of its CPUs",
+    );
+    say(&guest(1025, huge, &single), Code::Unsatisfiable, "no node has more than 1024 MiB");
+    say(&guest(2049, huge, &[]), Code::Unsatisfiable, "all there is is 2048 MiB");
+    // Nor does it help that somebody holds the CPUs just now.
+    refused(place(&host, "0-15", "0-15", &guest(1025, huge, &single)), Code::Unsatisfiable, "no node has more");
+    let sized = |mib: u64| {
+        let mut request = cells(&["0-3", "4-7"], &[("numa", "spread")]);
+        request.cells[0].bytes = mib << 20;
+        request.cells[1].bytes = (2048 - mib) << 20;
+        Request { memory: Some(GuestMemory { bytes: 2 << 30, pages: huge }), ..request }
+    };
+    say(&sized(1024), Code::MemoryShortage, "");
+    say(&sized(1025), Code::Unsatisfiable, "there is so much, but not as its NUMA cells are sized");
+}
+
+/// Kernels without NUMA support have no node that huge pages could be counted on.
+#[test]
+fn nothing_is_bound_where_no_node_has_memory() {
+    let host = shape::parse("1s4c1t").unwrap();
+    let cpus = host.cpus().iter().map(|cpu| Cpu { node: None, ..cpu.clone() });
+    let without_nodes = Topology::new(cpus.collect(), vec![], host.possible().clone(), vec![]);
+    let mut nodes = host.nodes().to_vec();
+    nodes[0].memory_bytes = Some(0);
+    for host in [without_nodes, host.with_nodes(nodes)] {
+        let memory = Some(GuestMemory { bytes: 1 << 30, pages: Pages::Huge(2048) });
+        let plan = place(&host, "0-3", "", &Request { memory, ..request(2, &[]) }).unwrap();
+        assert_eq!(plan.memory_nodes, None);
+    }
+}
+
+#[test]
+fn groups_in_one_cache() {
+    // Each cache is on one node: nothing spread over both is in one.
+    let both = [("numa", "spread"), ("cache", "single")];
+    refused(place(&two_nodes(), "0-15", "", &request(2, &both)), Code::Unsatisfiable, "in one last-level cache");
+    // Two nodes share each of two caches.
+    let host = shape::parse("2s4c1t,numa=4,llc=2").unwrap();
+    assert_eq!(
+        order(&place(&host, "0-7", "0", &request(4, &[("nodes", "2-3"), both[0], both[1]])).unwrap()),
+        "4 5 6 7"
+    );
+    assert_eq!(order(&place(&host, "0-7", "0", &cells(&["0-1", "2-3"], &[both[1]])).unwrap()), "4 5 6 7");
+    refused(place(&host, "0-7", "0,4", &cells(&["0-1", "2-3"], &[both[1]])), Code::NeedsRepack, "");
+}
+
+/// A cell without vCPUs does not free the only other one from lying on one node.
+#[test]
+fn the_only_cell_with_vcpus_is_on_one_node() {
+    let mut nodes = two_nodes().nodes().to_vec();
+    nodes.iter_mut().for_each(|node| {
+        node.memory_bytes = Some(2 << 30);
+        node.available_bytes = Some(1 << 30);
+        node.huge_pages = vec![HugePages { size_kib: 2048, total: 512, free: 512 }];
+    });
+    let host = two_nodes().with_nodes(nodes);
+    let mut request = cells(&["0-3", ""], &[]);
+    request.memory = Some(GuestMemory { bytes: 2 << 30, pages: Pages::Huge(2048) });
+    refused(place(&host, "0-15", "", &request), Code::Unsatisfiable, "");
+    request.memory = Some(GuestMemory { bytes: 1 << 30, pages: Pages::Huge(2048) });
+    assert_eq!(place(&host, "0-15", "", &request).unwrap().nodes.len(), 1);
+}
+
+#[test]
 fn exactly_these_cpus() {
     let host = two_nodes();
     let named =
@@ -184,6 +277,14 @@ fn exactly_these_cpus() {
     );
     refused(place(&host, "0-15", "", &named(2, "2,4", &[("numa", "single")])), Code::Unsatisfiable, "");
     refused(place(&host, "0-15", "11", &named(2, "2-3", &[])), Code::Shortage, "CPUs 11 of their cores are not free");
+    // A lone thread that is not named is for others only, however little its loss would cost.
+    let plan = place(&host, "1-15", "", &named(1, "1", &[("cores", "thread")])).unwrap();
+    assert_eq!((order(&plan).as_str(), plan.exclusive().len()), ("1", 1));
+    // No waiting brings together what the policy names and wants elsewhere.
+    for taken in ["", "4"] {
+        let apart = named(2, "3-4", &[("cores", "thread"), ("cache", "single")]);
+        refused(place(&host, "0-15", taken, &apart), Code::Unsatisfiable, "cpus=\"3-4\" do not lie as numa, cache");
+    }
     // A core of which fewer are named than threads-per-core asks for.
     let fixed = [("threads-per-core", "2")];
     refused(place(&host, "0-15", "", &named(2, "2-3", &fixed)), Code::PolicyInvalid, "names CPUs 2 of one core");

@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 use virt_pin::alloc::plan::Plan;
 use virt_pin::alloc::policy::Policy;
 use virt_pin::alloc::refusal::Refusal;
-use virt_pin::alloc::request::Request;
+use virt_pin::alloc::request::{GuestCell, Request};
 use virt_pin::alloc::{self, Supply};
 use virt_pin::cpuset::{CpuId, CpuSet, NodeId};
 use virt_pin::error::Code;
@@ -176,6 +176,22 @@ fn an_answer_whatever_is_asked() {
             }
         }
     }
+}
+
+/// A definition that asks for this holds up every other VM's start.
+#[test]
+fn a_flood_of_guest_cells_is_refused_at_once() {
+    let host = shape::parse("2s4c2t").unwrap();
+    let mut flood = request(u16::MAX, &[]);
+    flood.cells = vec![GuestCell { vcpus: CpuSet::new(), bytes: 4096 }; 900_000];
+    flood.cells[0].vcpus = (0..u16::MAX).map(CpuId).collect();
+    let begin = std::time::Instant::now();
+    let refusal = plan(&host, host.online(), &CpuSet::new(), &flood).unwrap_err();
+    assert_eq!(
+        (refusal.code, refusal.reason.as_str()),
+        (Code::Unsatisfiable, "65535 vCPUs are more than any host has CPUs")
+    );
+    assert!(begin.elapsed().as_secs() < 5, "{:?}", begin.elapsed());
 }
 
 #[test]

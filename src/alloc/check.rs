@@ -174,7 +174,7 @@ fn is_spread(supply: &Supply<'_>, request: &Request, plan: &Plan) -> bool {
     let mut counts: BTreeMap<Option<NodeId>, usize> =
         named.into_iter().flat_map(CpuSet::iter).map(|node| (Some(NodeId(node.0)), 0)).collect();
     plan.vcpus.iter().flatten().for_each(|&cpu| *counts.entry(node(cpu)).or_default() += 1);
-    let largest = plan.vcpus.iter().flatten().filter_map(|&cpu| supply.topology.siblings(cpu)).map(CpuSet::len).max();
+    let largest = supply.topology.cores().values().map(CpuSet::len).max();
     let core = if request.policy.cores == Cores::Whole { largest.unwrap_or(1) } else { 1 };
     counts.values().max().zip(counts.values().min()).is_none_or(|(most, least)| most - least <= core)
 }

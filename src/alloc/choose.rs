@@ -123,6 +123,14 @@ pub(super) fn choose<'a>(pieces: &[&'a Piece], demand: &Demand<'_>, room: Option
     }
     let (visits, seats) = (Cell::new(MAX_VISITS), Cell::new(MAX_SEATS));
     let search = Search { demand, before: Left::of(pieces), room, visits, seats };
+    if demand.cache == Span::Single && demand.groups.len() > 1 {
+        // Together in one cache, whatever their nodes.
+        let caches: BTreeSet<LlcId> = pieces.iter().filter_map(|piece| piece.llc).collect();
+        return search.best(caches.into_iter().filter_map(|llc| {
+            let inside: Vec<_> = pieces.iter().copied().filter(|piece| piece.llc == Some(llc)).collect();
+            choose(&inside, &Demand { cache: Span::Prefer, ..*demand }, room)
+        }));
+    }
     // Nodes are alike only as far as nothing but their pieces tells them apart.
     let apart = room.is_some() || demand.far.is_some() || caches_span_nodes(pieces);
     let nodes = domains(pieces, |piece| piece.node, |piece| apart.then_some(piece.node));

@@ -3,46 +3,30 @@
 //! Places the same request again under better conditions (more memory, no leases, no bounds on nodes and caches) and sees
 //! which of them helps. Never changes an answer, only explains a refusal.
 
+use std::collections::BTreeSet;
+
 use super::Supply;
 use super::choose::{self, Demand, Piece};
+use super::groups::Group;
 use super::measure::{Measure, small};
-use super::memory::{lacking, memory_nodes};
+use super::memory::{has_room, lacking, memory_nodes};
 use super::pieces::pieces;
 use super::place::by_class;
 use super::policy::{Cores, Span, ThreadsPerCore};
 use super::refusal::Refusal;
-use super::request::Request;
+use super::request::{Pages, Request};
 use crate::cpuset::{CpuId, CpuSet, NodeId};
 use crate::error::{Amount, Code, Room, counted};
-use crate::host::CoreClass;
+use crate::host::{CoreClass, Topology};
 
 /// Which class of refusal: places the request again under better conditions and sees which of them helps.
-pub(super) fn refuse(supply: &Supply<'_>, request: &Request, free: &[Piece], demand: &Demand) -> Refusal {
-    // Without the memory's claim it fits: then memory is what is missing.
-    let without_memory = by_class(free, request, demand, None);
-    let nodes = without_memory.map(|choice| memory_nodes(supply.topology, &choice.nodes())).unwrap_or_default();
-    if let Some((bytes, available)) = lacking(supply.topology, request, &nodes).filter(|_| !nodes.is_empty()) {
-        let nodes: CpuSet = nodes.iter().map(|node| CpuId(node.0)).collect();
-        let found = format!("needs {} MiB of memory on the nodes of its CPUs ({nodes})", bytes >> 20);
-        // Even if nothing else used memory: waiting does not help.
-        let total = request.policy.nodes.as_ref().map_or_else(
-            || supply.topology.nodes().iter().map(|node| node.memory_bytes).sum::<Option<u64>>(),
-            |nodes| nodes.iter().map(|id| supply.topology.node(NodeId(id.0))?.memory_bytes).sum(),
-        );
-        if total.is_some_and(|total| total < bytes) {
-            return Refusal::new(
-                Code::Unsatisfiable,
-                format!("{found}; all there is is {} MiB", total.unwrap_or(0) >> 20),
-            );
-        }
-        return Refusal {
-            retry_when: Some(format!("when {} MiB of memory are free on the nodes of its CPUs ({nodes})", bytes >> 20)),
-            ..Refusal::new(Code::MemoryShortage, format!("{found}, {} MiB are free there", available >> 20))
-        };
-    }
-    if let Some(refusal) = named_and_taken(supply, request) {
-        return refusal;
-    }
+pub(super) fn refuse(
+    supply: &Supply<'_>,
+    request: &Request,
+    groups: &[Group],
+    free: &[Piece],
+    demand: &Demand<'_>,
+) -> Refusal {
     let nothing = CpuSet::new();
     let all = pieces(&Supply { taken: &nothing, ..*supply }, request);
     if let (true, ThreadsPerCore::Exactly(threads)) = (all.is_empty(), request.policy.threads_per_core) {
@@ -51,6 +35,19 @@ pub(super) fn refuse(supply: &Supply<'_>, request: &Request, free: &[Piece], dem
             counted(threads.get(), "thread")
         );
         return Refusal::new(Code::Unsatisfiable, found);
+    }
+    // Not even with every lease gone, and nobody else's memory in use.
+    let idle = supply.topology.idle();
+    let room = |nodes: &[BTreeSet<NodeId>]| has_room(&idle, request, groups, nodes);
+    let room = request.memory.is_some().then_some(&room as choose::Room<'_>);
+    let never = by_class(&all, request, demand, room).is_none();
+    let enough_cpus = |pieces| by_class(pieces, request, demand, None);
+    if let Some(choice) = if never { enough_cpus(&all) } else { enough_cpus(free) } {
+        // Without the memory's claim it fits: then memory is what is missing.
+        return memory_shortage(supply.topology, request, &choice.nodes(), never.then_some(&idle));
+    }
+    if let Some(refusal) = if never { named_apart(request) } else { named_and_taken(supply, request) } {
+        return refusal;
     }
     let measure = Measure { supply, request, free, all: &all };
     let (available, pinnable) = measure.in_one();
@@ -78,8 +75,7 @@ pub(super) fn refuse(supply: &Supply<'_>, request: &Request, free: &[Piece], dem
         }
     };
     let (free_in_one, total) = (available.count(), pinnable.count());
-    // Not even with every lease gone.
-    if by_class(&all, request, demand, None).is_none() {
+    if never {
         let unknown = measure.withheld(&nothing).into_iter().find(|some| some.why == "cache-unknown");
         let unknown = unknown.map(|some| format!("; the last-level cache of CPUs {} is not known", some.cpus));
         let found = format!("this host has {total} of them pinnable{}", unknown.unwrap_or_default());
@@ -95,6 +91,51 @@ pub(super) fn refuse(supply: &Supply<'_>, request: &Request, free: &[Piece], dem
         return refusal(Code::NeedsRepack, found);
     }
     refusal(Code::Shortage, format!("{free_in_one} of the {total} pinnable are free"))
+}
+
+/// Too little memory where the CPUs would be: `nodes`. With `idle`, the host as if nobody used any, there never is enough.
+fn memory_shortage(host: &Topology, request: &Request, nodes: &BTreeSet<NodeId>, idle: Option<&Topology>) -> Refusal {
+    let nodes = memory_nodes(host, nodes);
+    let bytes = request.memory.map_or(0, |memory| memory.bytes);
+    let what = match request.memory.map(|memory| memory.pages) {
+        Some(Pages::Huge(kib)) => format!("{} MiB of huge pages of {kib} KiB", bytes >> 20),
+        _ => format!("{} MiB of memory", bytes >> 20),
+    };
+    let list: CpuSet = nodes.iter().map(|node| CpuId(node.0)).collect();
+    let found = format!("needs {what} on the nodes of its CPUs ({list})");
+    let cells = "but not as its NUMA cells are sized";
+    let Some(idle) = idle else {
+        let free = match lacking(host, request, &nodes) {
+            Some((_, free)) => format!("{} MiB are free there", free >> 20),
+            None => format!("so much is free there, {cells}"),
+        };
+        return Refusal {
+            retry_when: Some(format!("when {what} are free on the nodes of its CPUs ({list})")),
+            ..Refusal::new(Code::MemoryShortage, format!("{found}, {free}"))
+        };
+    };
+    let named = request.policy.nodes.as_ref();
+    let allowed = idle.nodes().iter().map(|node| node.node);
+    let allowed = allowed.filter(|node| named.is_none_or(|named| named.contains(CpuId(node.0))));
+    let has = |nodes: BTreeSet<NodeId>| lacking(idle, request, &nodes).map(|(_, free)| free >> 20);
+    let sentence = if request.policy.numa == Span::Single {
+        let most = allowed.filter_map(|node| has(BTreeSet::from([node]))).max();
+        most.map(|most| format!("no node has more than {most} MiB"))
+    } else {
+        has(allowed.collect()).map(|total| format!("all there is is {total} MiB"))
+    };
+    let sentence = sentence.unwrap_or_else(|| format!("there is so much, {cells}"));
+    let hint =
+        Some("give the guest less memory, reserve more huge pages if it has those, or set memory=\"any\"".to_owned());
+    Refusal { hint, ..Refusal::new(Code::Unsatisfiable, format!("{found}; {sentence}")) }
+}
+
+/// Where the policy names CPUs that cannot be had as it wants them to lie.
+fn named_apart(request: &Request) -> Option<Refusal> {
+    let named = request.policy.cpus.as_ref()?;
+    let reason = format!("cpus=\"{named}\" do not lie as numa, cache and the other attributes want them to");
+    let hint = Some("let cpus, numa, cache and isolated threads agree, or leave cpus out".to_owned());
+    Some(Refusal { hint, ..Refusal::new(Code::Unsatisfiable, reason) })
 }
 
 /// What is asked for, in the words of a sentence.

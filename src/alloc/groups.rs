@@ -9,7 +9,7 @@ use super::pieces::pieces;
 use super::policy::{Span, ThreadsPerCore};
 use super::refusal::Refusal;
 use super::request::Request;
-use crate::cpuset::{CpuId, CpuSet, NodeId};
+use crate::cpuset::{CpuId, CpuSet, MAX_CPUS, NodeId};
 use crate::error::{Code, counted};
 
 /// vCPUs that lie together on one node, unless they are the only group.
@@ -40,6 +40,8 @@ pub(super) fn groups(supply: &Supply<'_>, request: &Request) -> Result<Vec<Group
     let fixed = request.policy.threads_per_core != ThreadsPerCore::Auto;
     let step = if fixed || dedicated.len().div_ceil(per_core) >= nodes { per_core } else { 1 };
     let steps = dedicated.len().div_ceil(step);
+    // The core that is not filled is one of the largest share.
+    let spare = steps * step - dedicated.len();
     if steps < nodes {
         let what = counted(dedicated.len() as u64, "vCPU");
         let hint = Some("name fewer nodes in the nodes attribute, or give the domain more vCPUs".to_owned());
@@ -49,6 +51,7 @@ pub(super) fn groups(supply: &Supply<'_>, request: &Request) -> Result<Vec<Group
     let mut left = dedicated.as_slice();
     let groups = (0..nodes).map(|node| {
         let share = (steps / nodes + usize::from(node < steps % nodes)) * step;
+        let share = share - if node == 0 { spare } else { 0 };
         let (group, rest) = left.split_at(share.min(left.len()));
         left = rest;
         Group { vcpus: group.to_vec(), bytes: None }
@@ -63,12 +66,18 @@ pub(super) fn has_cells(request: &Request) -> bool {
 
 /// One group per guest cell that has vCPUs to place.
 fn cells(supply: &Supply<'_>, request: &Request, dedicated: &[u16]) -> Result<Vec<Group>, Refusal> {
+    // A document may have hundreds of thousands of cells: no walk through all vCPUs for each.
+    let all: CpuSet = dedicated.iter().copied().map(CpuId).collect();
     let groups = request.cells.iter().map(|cell| Group {
-        vcpus: dedicated.iter().copied().filter(|&vcpu| cell.vcpus.contains(CpuId(vcpu))).collect(),
+        vcpus: cell.vcpus.intersection(&all).iter().map(|vcpu| vcpu.0).collect(),
         bytes: Some(cell.bytes),
     });
     let groups: Vec<_> = groups.filter(|group| !group.vcpus.is_empty()).collect();
     let seated: usize = groups.iter().map(|group| group.vcpus.len()).sum();
+    if dedicated.len() > usize::from(MAX_CPUS) {
+        let reason = format!("{} are more than any host has CPUs", counted(dedicated.len() as u64, "vCPU"));
+        return Err(Refusal::new(Code::Unsatisfiable, reason));
+    }
     if seated != dedicated.len() {
         return Err(Refusal::new(Code::PolicyInvalid, "the guest's NUMA cells do not hold each vCPU once"));
     }

@@ -63,11 +63,18 @@ pub(super) fn refuse(supply: &Supply<'_>, request: &Request) -> Result<(), Refus
     if dedicated < usize::from(request.vcpus) {
         others.push(("vCPUs that are not dedicated", OtherThreads::Housekeeping));
     }
-    let homeless = others.into_iter().find(|(_, place)| *place == OtherThreads::Housekeeping);
+    let homeless = others.into_iter().filter(|(_, place)| *place == OtherThreads::Housekeeping).next_back();
     if let Some((who, _)) = homeless.filter(|_| supply.housekeeping.is_empty()) {
+        let hint = if dedicated < usize::from(request.vcpus) {
+            "take a core out of pinnable_cpus, or leave dedicated-vcpus out"
+        } else {
+            "take a core out of pinnable_cpus, or set emulator and iothreads to \"isolate\" or \"share\""
+        };
         return never(
-            format!("{who} need a housekeeping CPU, but every online CPU is pinnable or leased"),
-            "take a core out of pinnable_cpus, or set emulator and iothreads to \"isolate\" or \"share\"",
+            format!(
+                "{who} need a housekeeping CPU, but every online CPU is pinnable, leased or isolated by the kernel"
+            ),
+            hint,
         );
     }
     Ok(())

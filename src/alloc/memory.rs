@@ -46,6 +46,10 @@ pub(super) fn memory_nodes(topology: &Topology, nodes: &BTreeSet<NodeId>) -> BTr
 pub(super) fn lacking(topology: &Topology, request: &Request, nodes: &BTreeSet<NodeId>) -> Option<(u64, u64)> {
     let GuestMemory { bytes, pages } = request.memory.filter(|_| request.policy.memory == Memory::Follow)?;
     let from = memory_nodes(topology, nodes);
+    // Where no node is known to have memory, nothing is bound.
+    if from.is_empty() {
+        return None;
+    }
     let elsewhere = |node: &Node| !from.contains(&node.node) && node.memory_bytes != Some(0);
     let free = match pages {
         // Bound to all the memory there is, the guest has no less room than without a policy.

@@ -36,7 +36,7 @@ pub(super) fn pack<'a>(
 }
 
 /// Pieces that cost no whole core first, then large before small, then from the domains with the least left: their rest
-/// serves nobody as well.
+/// serves nobody as well. Those that are for other threads only come last.
 fn sorted<'a>(set: &[&'a Piece]) -> Vec<&'a Piece> {
     let mut nodes: BTreeMap<Option<NodeId>, usize> = BTreeMap::new();
     let mut caches: BTreeMap<Option<LlcId>, usize> = BTreeMap::new();
@@ -48,7 +48,7 @@ fn sorted<'a>(set: &[&'a Piece]) -> Vec<&'a Piece> {
     pieces.sort_by_cached_key(|piece| {
         let left = (nodes.get(&piece.node).copied(), caches.get(&piece.llc).copied());
         let place = (piece.node, piece.llc, piece.core, piece.cpus.first().copied());
-        (!piece.lone, Reverse(piece.vcpus), left, place)
+        (piece.vcpus == 0, !piece.lone, Reverse(piece.vcpus), left, place)
     });
     pieces
 }

@@ -69,7 +69,7 @@ pub(super) fn place(supply: &Supply<'_>, request: &Request, steps: Steps<'_>) ->
     let room = |nodes: &[BTreeSet<NodeId>]| has_room(supply.topology, request, &groups, nodes);
     let room = request.memory.is_some().then_some(&room as Room<'_>);
     let Some(choice) = by_class(&pieces, request, &demand, room) else {
-        return Err(refuse(supply, request, &pieces, &demand));
+        return Err(refuse(supply, request, &groups, &pieces, &demand));
     };
     let plan = order(supply, request, &groups, &choice);
     let order: Vec<_> = plan.vcpus.iter().flatten().map(ToString::to_string).collect();
@@ -89,8 +89,8 @@ fn demand<'a>(
 ) -> Demand<'a> {
     let emulator = request.policy.emulator == OtherThreads::Isolate;
     let iothreads = request.policy.iothreads == OtherThreads::Isolate && request.iothreads > 0;
-    // Over one node there is nothing to spread.
-    let alone = sizes.len() == 1 && request.policy.numa == Span::Spread;
+    // Over one node there is nothing to spread; and the only cell with vCPUs lies on one all the same.
+    let alone = groups.len() == 1 && (request.policy.numa == Span::Spread || has_cells(request));
     Demand {
         vcpus: sizes.iter().sum(),
         groups: sizes,

@@ -61,7 +61,7 @@ pub const ATTRIBUTES: &[Attribute] = &[
         name: "cpus",
         values: &[],
         unsupported: &[],
-        meaning: "exactly these host CPUs, such as 4-7, or refusal: as many as the domain has dedicated vCPUs and isolated threads",
+        meaning: "exactly these host CPUs, such as 4-7, or refusal: as many as the domain has dedicated vCPUs",
     },
     Attribute {
         name: "dedicated-vcpus",
@@ -301,6 +301,14 @@ impl Policy {
             )
             .with_hint("leave threads-per-core out, or set cores=\"whole\""));
         }
+        if policy.realtime && policy.fallback == Fallback::Shared {
+            return Err(Error::new(
+                Code::PolicyInvalid,
+                "policy realtime=\"yes\" with fallback=\"shared\": without CPUs of their own realtime vCPUs would take the shared \
+                 ones from everybody, QEMU's own threads included",
+            )
+            .with_hint("leave fallback out"));
+        }
         let shares = [("emulator", policy.emulator), ("iothreads", policy.iothreads)];
         let sharing = shares.into_iter().find(|(_, place)| *place == OtherThreads::Share);
         if let Some((name, _)) = sharing.filter(|_| policy.realtime) {
@@ -527,11 +535,11 @@ mod tests {
 
     #[test]
     fn what_is_known_to_hang_a_guest_is_refused() {
-        for name in ["emulator", "iothreads"] {
-            let pairs = [("policy", "dedicated"), ("realtime", "yes"), (name, "share")];
+        for (name, value) in [("emulator", "share"), ("iothreads", "share"), ("fallback", "shared")] {
+            let pairs = [("policy", "dedicated"), ("realtime", "yes"), (name, value)];
             let error = Policy::from_attributes(pairs).unwrap_err();
             assert_eq!(error.code, Code::PolicyInvalid);
-            assert!(error.message.contains(&format!("with {name}=\"share\"")), "{}", error.message);
+            assert!(error.message.contains(&format!("with {name}=\"{value}\"")), "{}", error.message);
         }
     }
 
