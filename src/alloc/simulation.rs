@@ -60,6 +60,22 @@ impl Simulation {
         self.running.values().fold(CpuSet::new(), |taken, plan| taken.union(&plan.exclusive()))
     }
 
+    /// Where the host itself and emulator threads run beside these CPUs.
+    pub fn housekeeping(&self, taken: &CpuSet) -> CpuSet {
+        self.host.online().difference(&self.pinnable).difference(&self.host.isolated()).difference(taken)
+    }
+
+    /// The CPUs set aside for autostart domains that do not run, for all but this one; none before the first start.
+    pub fn reserved(&self, id: &str) -> CpuSet {
+        let (taken, key) = (self.taken(), id.to_owned());
+        let housekeeping = self.housekeeping(&taken);
+        let supply =
+            Supply { topology: &self.host, pinnable: &self.pinnable, taken: &taken, housekeeping: &housekeeping };
+        let settled =
+            self.demand.as_ref().map(|demand| demand.settle(&supply, &|id| self.running.contains_key(id), Some(&key)));
+        settled.map(|settled| settled.reserved()).unwrap_or_default()
+    }
+
     /// A dedicated domain is defined, or defined anew.
     pub fn define(&mut self, id: &str, autostart: bool, request: Request) {
         let definition = Definition { key: id.to_owned(), name: id.to_owned(), autostart, request };
@@ -79,11 +95,11 @@ impl Simulation {
     /// The allocator's refusal; [`Code::StateConflict`] for a domain that runs already. Nothing changes then.
     pub fn start(&mut self, id: &str, request: &Request) -> Result<&Plan, Refusal> {
         if self.running.contains_key(id) {
-            return Err(Refusal::new(Code::StateConflict, "it runs already"));
+            let hint = Some("stop it first".to_owned());
+            return Err(Refusal { hint, ..Refusal::new(Code::StateConflict, "it runs already") });
         }
         let taken = self.taken();
-        let isolated = self.host.isolated();
-        let housekeeping = self.host.online().difference(&self.pinnable).difference(&isolated).difference(&taken);
+        let housekeeping = self.housekeeping(&taken);
         let supply =
             Supply { topology: &self.host, pinnable: &self.pinnable, taken: &taken, housekeeping: &housekeeping };
         let demand = self.demand.get_or_insert_with(|| {
@@ -128,7 +144,7 @@ impl Simulation {
 }
 
 /// The request as it can be met where there is no housekeeping CPU: threads that ask for one then take no room.
-fn seated(request: &Request, housekeeping: &CpuSet) -> Request {
+pub fn seated(request: &Request, housekeeping: &CpuSet) -> Request {
     let mut request = request.clone();
     for others in [&mut request.policy.emulator, &mut request.policy.iothreads] {
         if housekeeping.is_empty() && *others == OtherThreads::Housekeeping {

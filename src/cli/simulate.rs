@@ -13,11 +13,11 @@ use super::advice::{self, How};
 use super::{Answer, Context, failure, to_json};
 use crate::alloc::demand::Reserve;
 use crate::alloc::plan::Plan;
-use crate::alloc::policy::{Kind, OtherThreads, Policy};
+use crate::alloc::policy::{Kind, Policy};
 use crate::alloc::refusal::Refusal;
 use crate::alloc::repack::{self, Extent, Mover};
 use crate::alloc::request::{GuestMemory, Pages, Request};
-use crate::alloc::simulation::Simulation;
+use crate::alloc::simulation::{self, Simulation};
 use crate::alloc::{Supply, quality};
 use crate::cpuset::{CpuId, CpuSet};
 use crate::error::{Code, Error, Moved, Result};
@@ -168,7 +168,17 @@ impl Run {
         let id = event.id.clone().ok_or_else(|| usage("needs an \"id\""))?;
         match event.op {
             Op::Define => {
-                let (request, autostart) = (request(&event)?, event.autostart.unwrap_or(false));
+                let autostart = event.autostart.unwrap_or(false);
+                let request = match request(&event) {
+                    Ok(request) => request,
+                    // It is defined all the same, and a start of it will be refused.
+                    Err(error) if matches!(error.code, Code::PolicyInvalid | Code::PolicyUnsupported) => {
+                        self.simulation.undefine(&id);
+                        self.defined.insert(id.clone(), event);
+                        return Ok(refused("define", &id, &error));
+                    }
+                    Err(error) => return Err(error),
+                };
                 // A shared domain asks for no place, whatever it was before.
                 if request.policy.kind == Kind::Shared {
                     self.simulation.undefine(&id);
@@ -245,17 +255,17 @@ impl Run {
     }
 
     fn advice(&self, id: &str, request: &Request, plan: &Plan) -> Option<advice::View> {
-        let ground = self.beside(id);
-        let advice = quality::advise(&ground.supply(self), &ground.asked(request), plan)?;
-        let moves = if self.moves { ground.moves(self, request, Some(advice.goal())) } else { None };
+        let around = self.beside(id);
+        let advice = quality::advise(&around.supply(self), &around.asked(request), plan)?;
+        let moves = if self.moves { around.moves(self, request, Some(advice.goal())) } else { None };
         advice::View::new(Some((&advice, &How::Moves(moves.unwrap_or_default()))), None)
     }
 
     fn refuse_start(&mut self, id: &str, request: &Request, refusal: Refusal) -> serde_json::Value {
         let scattered = self.moves && refusal.code == Code::NeedsRepack;
         let moves = scattered.then(|| {
-            let ground = self.beside(id);
-            ground.moves(self, request, None)
+            let around = self.beside(id);
+            around.moves(self, request, None)
         });
         let error = Error::from(refusal);
         let error = match moves.flatten() {
@@ -266,12 +276,11 @@ impl Run {
     }
 
     /// The host as a start of this domain meets it.
-    fn beside(&self, id: &str) -> Ground {
+    fn beside(&self, id: &str) -> Surroundings {
         let others = self.simulation.running().iter().filter(|(other, _)| *other != id);
         let taken = others.fold(CpuSet::new(), |taken, (_, plan)| taken.union(&plan.exclusive()));
-        let host = self.simulation.host();
-        let housekeeping = host.online().difference(&self.pinnable).difference(&host.isolated()).difference(&taken);
-        Ground { taken, housekeeping }
+        let housekeeping = self.simulation.housekeeping(&taken);
+        Surroundings { taken, housekeeping, reserved: self.simulation.reserved(id) }
     }
 
     fn refuse(&mut self, id: &str, refusal: Refusal) -> serde_json::Value {
@@ -298,26 +307,22 @@ impl Run {
 }
 
 /// What a start finds: who is there, and where the host's own work runs.
-struct Ground {
+struct Surroundings {
     taken: CpuSet,
     housekeeping: CpuSet,
+    /// For autostart domains: nobody is told to move there.
+    reserved: CpuSet,
 }
 
-impl Ground {
+impl Surroundings {
     fn supply<'a>(&'a self, run: &'a Run) -> Supply<'a> {
-        let Ground { taken, housekeeping } = self;
+        let Surroundings { taken, housekeeping, .. } = self;
         Supply { topology: run.simulation.host(), pinnable: &run.pinnable, taken, housekeeping }
     }
 
     /// The request as the simulation asks for it: without housekeeping CPUs other threads are taken to run elsewhere.
     fn asked(&self, request: &Request) -> Request {
-        let mut asked = request.clone();
-        for others in [&mut asked.policy.emulator, &mut asked.policy.iothreads] {
-            if self.housekeeping.is_empty() && *others == OtherThreads::Housekeeping {
-                *others = OtherThreads::Share;
-            }
-        }
-        asked
+        simulation::seated(request, &self.housekeeping)
     }
 
     fn moves(&self, run: &Run, request: &Request, goal: Option<Extent>) -> Option<Vec<Moved>> {
@@ -326,7 +331,9 @@ impl Ground {
             // Who is started already does not move for itself.
             cpus.is_subset(&self.taken).then(|| Mover { id, request: self.asked(request), cpus })
         });
-        let moves = repack::moves(&self.supply(run), &self.asked(request), &running.collect::<Vec<_>>(), goal)?;
+        let taken = self.taken.union(&self.reserved);
+        let supply = Supply { taken: &taken, ..self.supply(run) };
+        let moves = repack::moves(&supply, &self.asked(request), &running.collect::<Vec<_>>(), goal)?;
         let moved = moves.into_iter().map(|one| Moved {
             domain: one.id.clone(),
             from: one.from.to_string(),
