@@ -289,6 +289,13 @@ impl Situation {
         Ok(plan)
     }
 
+    /// The CPUs set aside for other domains, that start with the host and do not run.
+    pub fn reserved(&self) -> CpuSet {
+        let runs = |uuid: &DomainUuid| self.running.contains(uuid);
+        let settled = self.demand.as_ref().map(|demand| demand.settle(&self.supply(), &runs, self.domain.as_ref()));
+        settled.map(|settled| settled.reserved()).unwrap_or_default()
+    }
+
     /// The moves of leases after which the request has a plan, or one spread no wider than `goal`; `None` = none are known.
     /// A search that takes its time (a tenth of a second on a large host): nobody may wait for it with the lease lock held.
     pub fn moves(
@@ -305,9 +312,7 @@ impl Situation {
             Some(Mover { id, request: lease.request.clone()?, cpus: self.held(lease.plan()?) })
         });
         // Nobody is told to move to where an autostart domain will be.
-        let runs = |uuid: &DomainUuid| self.running.contains(uuid);
-        let settled = self.demand.as_ref().map(|demand| demand.settle(&self.supply(), &runs, self.domain.as_ref()));
-        let taken = self.taken.union(&settled.map(|settled| settled.reserved()).unwrap_or_default());
+        let taken = self.taken.union(&self.reserved());
         let supply = Supply { taken: &taken, ..self.supply() };
         let moves = repack::moves(&supply, request, &movers.collect::<Vec<_>>(), goal)?;
         let moved = moves.into_iter().map(|one| Moved {

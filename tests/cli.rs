@@ -170,6 +170,12 @@ fn capacity() {
         let view = machine.json(&[&["capacity", "--for", "2x2"], policy].concat());
         assert_eq!(view["fits"], json!({ "shape": "2x2", "more": more }), "{policy:?}");
     }
+    // What is set aside is for nobody else, unless the operator says so.
+    machine.define(&Vm::new(9, 4).named("auto"), true);
+    let more = |machine: &Machine| machine.json(&["capacity", "--for", "2x2"])["fits"]["more"].clone();
+    assert_eq!(more(&machine), 1);
+    machine.config("pinnable_cpus = \"2-7,10-15\"\nautostart_reserve = \"prefer\"\n");
+    assert_eq!(more(&machine), 2);
     for (policy, code) in
         [("numa", Code::Usage), ("numa=x", Code::PolicyInvalid), ("cores=thread", Code::PolicyInvalid)]
     {

@@ -197,7 +197,7 @@ fn memory_that_never_is_there_is_not_waited_for() {
         Request { memory: Some(GuestMemory { bytes: 2 << 30, pages: huge }), ..request }
     };
     say(&sized(1024), Code::MemoryShortage, "");
-    say(&sized(1025), Code::Unsatisfiable, "there is so much, but not as its NUMA cells are sized");
+    say(&sized(1025), Code::Unsatisfiable, "there is so much, but not as its vCPUs and NUMA cells can lie");
 }
 
 /// Kernels without NUMA support have no node that huge pages could be counted on.

@@ -264,7 +264,7 @@ fn doing_without_is_for_want_of_room_alone() {
         (Vm::new(1, 6).with(&fallback("")), Code::Shortage),
         (Vm::new(1, 14).with(&fallback("")), Code::Unsatisfiable),
         (Vm::new(1, 5).with(&fallback("cores='thread' numa='single'")), Code::NeedsRepack),
-        (Vm::new(1, 2).memory_kib(100 << 20).with(&fallback("")), Code::MemoryShortage),
+        (Vm::new(1, 2).memory_kib(62 << 20).with(&fallback("")), Code::MemoryShortage),
     ] {
         assert_eq!(machine.prepare(&vm), vm.xml());
         let lease = &machine.leased()[0];
@@ -447,8 +447,8 @@ fn every_kind_of_refusal_changes_nothing() {
         (Vm::new(1, 14), Code::Unsatisfiable, "needs 7 whole cores"),
         (Vm::new(1, 5).with("cores='thread' numa='single'"), Code::NeedsRepack, "scattered"),
         (Vm::new(1, 2).with("nodes='7'"), Code::Unsatisfiable, "node 7 does not exist"),
-        (Vm::new(1, 2).memory_kib(100 << 20), Code::MemoryShortage, ""),
-        (Vm::new(1, 2).body(huge), Code::MemoryShortage, ""),
+        (Vm::new(1, 2).memory_kib(62 << 20), Code::MemoryShortage, ""),
+        (Vm::new(1, 2).body(huge), Code::Unsatisfiable, "1024 MiB of huge pages of 2048 KiB"),
         (Vm::new(1, 3).with("threads-per-core='2'"), Code::PolicyInvalid, "3 vCPUs are not a multiple"),
         (Vm::new(1, 2).with("isolation='partition'"), Code::PolicyUnsupported, "isolation=\"partition\""),
         (Vm::new(1, 2).pinned(&[0, 8]), Code::StalePins, "pins vCPU 0 to CPUs 0; its lease says"),

@@ -223,3 +223,28 @@ fn advice_and_moves() {
     let (_, lines, _) = simulate(&["--host-shape", "2s4c1t"], &narrow);
     assert_eq!(lines[lines.len() - 2]["refused"].get("moves"), None);
 }
+
+/// As on a real host: a place that is set aside is nobody's to move to.
+#[test]
+fn nobody_is_told_to_move_where_an_autostart_domain_will_be() {
+    let start = |id: &str| format!("{{\"op\":\"start\",\"id\":\"{id}\",\"vcpus\":1}}\n");
+    // Two caches of two cores, one core of each free; 3 is set aside.
+    let before = ["a", "x", "b"].map(start).concat() + "{\"op\":\"stop\",\"id\":\"x\"}\n";
+    let auto = "{\"op\":\"define\",\"id\":\"auto\",\"vcpus\":1,\"autostart\":true,\"policy\":{\"cpus\":\"3\"}}\n";
+    let big = "{\"op\":\"start\",\"id\":\"big\",\"vcpus\":2,\"policy\":{\"cache\":\"single\"}}\n";
+    for (events, moved) in [(before.clone() + big, true), (before + auto + big, false)] {
+        let (_, lines, _) = simulate(&["--host-shape", "1s4c1t,llc=2", "--moves"], &events);
+        let refused = &lines[lines.len() - 2]["refused"];
+        assert_eq!((&refused["code"], refused.get("moves").is_some()), (&"cpu.placement.needs-repack".into(), moved));
+    }
+}
+
+#[test]
+fn a_definition_of_no_policy_has_no_place_and_does_not_start() {
+    let define = |policy: &str| format!("{{\"op\":\"define\",\"id\":\"a\",\"vcpus\":1,\"policy\":{{{policy}}}}}\n");
+    let events = define("") + &define("\"cache\":\"one\"") + "{\"op\":\"start\",\"id\":\"a\"}\n";
+    let (code, lines, _) = simulate(&["--host-shape", "1s4c1t"], &events);
+    assert_eq!((code, lines[1]["op"].as_str()), (Some(0), Some("define")));
+    assert_eq!(lines[1]["refused"]["code"], "cpu.policy.invalid");
+    assert_eq!(lines[2]["refused"], lines[1]["refused"]);
+}

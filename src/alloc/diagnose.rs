@@ -103,11 +103,11 @@ fn memory_shortage(host: &Topology, request: &Request, nodes: &BTreeSet<NodeId>,
     };
     let list: CpuSet = nodes.iter().map(|node| CpuId(node.0)).collect();
     let found = format!("needs {what} on the nodes of its CPUs ({list})");
-    let cells = "but not as its NUMA cells are sized";
+    let lie = "but not as its vCPUs and NUMA cells can lie";
     let Some(idle) = idle else {
         let free = match lacking(host, request, &nodes) {
             Some((_, free)) => format!("{} MiB are free there", free >> 20),
-            None => format!("so much is free there, {cells}"),
+            None => format!("so much is free there, {lie}"),
         };
         return Refusal {
             retry_when: Some(format!("when {what} are free on the nodes of its CPUs ({list})")),
@@ -124,7 +124,7 @@ fn memory_shortage(host: &Topology, request: &Request, nodes: &BTreeSet<NodeId>,
     } else {
         has(allowed.collect()).map(|total| format!("all there is is {total} MiB"))
     };
-    let sentence = sentence.unwrap_or_else(|| format!("there is so much, {cells}"));
+    let sentence = sentence.unwrap_or_else(|| format!("there is so much, {lie}"));
     let hint =
         Some("give the guest less memory, reserve more huge pages if it has those, or set memory=\"any\"".to_owned());
     Refusal { hint, ..Refusal::new(Code::Unsatisfiable, format!("{found}; {sentence}")) }

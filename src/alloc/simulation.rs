@@ -80,7 +80,8 @@ impl Simulation {
     /// The allocator's refusal; [`Code::StateConflict`] for a domain that runs already. Nothing changes then.
     pub fn start(&mut self, id: &str, request: &Request) -> Result<&Plan, Refusal> {
         if self.running.contains_key(id) {
-            return Err(Refusal::new(Code::StateConflict, "it runs already"));
+            let hint = Some("stop it first".to_owned());
+            return Err(Refusal { hint, ..Refusal::new(Code::StateConflict, "it runs already") });
         }
         let (taken, housekeeping) = self.beside(id);
         let supply =
@@ -123,7 +124,12 @@ impl Simulation {
                 let cpus = self.running.get(other)?.exclusive();
                 Some(Mover { id: other.clone(), request: seated(request, supply.housekeeping), cpus })
             });
-            repack::moves(supply, &seated(request, supply.housekeeping), &movers.collect::<Vec<_>>(), goal)
+            // Nobody is told to move to where an autostart domain will be.
+            let (runs, key) = (|other: &String| self.running.contains_key(other), id.to_owned());
+            let settled = self.demand.as_ref().map(|demand| demand.settle(supply, &runs, Some(&key)));
+            let taken = supply.taken.union(&settled.map(|settled| settled.reserved()).unwrap_or_default());
+            let asked = seated(request, supply.housekeeping);
+            repack::moves(&Supply { taken: &taken, ..*supply }, &asked, &movers.collect::<Vec<_>>(), goal)
         })
     }
 

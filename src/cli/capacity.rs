@@ -7,11 +7,14 @@ use serde::Serialize;
 
 use super::table::{columns, wrapped};
 use super::{Context, to_json};
+use crate::alloc::Supply;
+use crate::alloc::demand::Reserve;
 use crate::alloc::policy::Policy;
 use crate::alloc::pools::{Pools, how_many_fit, pools, whole_cores};
 use crate::alloc::request::Request;
 use crate::cpuset::{CpuSet, NodeId};
 use crate::decision::Situation;
+use crate::definitions;
 use crate::error::{Code, Error, Result, counted};
 use crate::host::{LlcId, Topology};
 use crate::lock::leases::Lease;
@@ -76,10 +79,16 @@ pub(super) fn capacity(context: &Context, options: &Options<'_>) -> Result<Strin
         options.shape.map(|shape| request(shape, options.policy).map(|request| (shape, request))).transpose()?;
     let settings = context.settings()?;
     let leases = context.leases()?;
-    let situation = Situation::read(&context.root, &settings, None)?.beside(&leases, None);
+    let situation = Situation::read(&context.root, &settings, None)?;
+    // Who asks how many fit is told of what a start would find.
+    let strict = request.is_some() && settings.autostart_reserve == Reserve::Strict;
+    let definitions = if strict { definitions::read(&context.root, &settings).dedicated } else { Vec::new() };
+    let situation = situation.among(definitions, None).beside(&leases, None);
     let pools = pools(&situation.supply(), leases.iter().filter_map(Lease::plan));
-    let fits = request
-        .map(|(shape, request)| FitView { shape: shape.to_owned(), more: how_many_fit(&situation.supply(), &request) });
+    let taken = situation.taken.union(&situation.reserved());
+    let supply = Supply { taken: &taken, ..situation.supply() };
+    let fits =
+        request.map(|(shape, request)| FitView { shape: shape.to_owned(), more: how_many_fit(&supply, &request) });
     let uses = uses(&pools);
     if context.json {
         let mut lists: BTreeMap<_, _> = uses.iter().map(|(name, cpus)| (*name, cpus.to_string())).collect();

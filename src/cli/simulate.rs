@@ -162,7 +162,17 @@ impl Run {
         let id = event.id.clone().ok_or_else(|| usage("needs an \"id\""))?;
         match event.op {
             Op::Define => {
-                let (request, autostart) = (request(&event)?, event.autostart.unwrap_or(false));
+                let autostart = event.autostart.unwrap_or(false);
+                let request = match request(&event) {
+                    Ok(request) => request,
+                    // It is defined all the same, and a start of it will be refused.
+                    Err(error) if matches!(error.code, Code::PolicyInvalid | Code::PolicyUnsupported) => {
+                        self.simulation.undefine(&id);
+                        self.defined.insert(id.clone(), event);
+                        return Ok(refused("define", &id, &error));
+                    }
+                    Err(error) => return Err(error),
+                };
                 // A shared domain asks for no place, whatever it was before.
                 if request.policy.kind == Kind::Shared {
                     self.simulation.undefine(&id);
