@@ -53,6 +53,8 @@ struct Case {
     host: String,
     held: Held,
     vcpus: Vcpus,
+    /// The guest's memory in GiB; `None` = half of one for each vCPU. Every node has 60 to give.
+    memory: Option<u64>,
     /// Attributes beside `policy="dedicated"`.
     policy: &'static [(&'static str, &'static str)],
 }
@@ -107,7 +109,8 @@ fn growth() -> Vec<Case> {
     for cpus in SIZES {
         // A tenth of the cores stays free.
         for domains in DOMAINS.into_iter().filter(|domains| *domains <= usize::from(cpus) / 2 * 9 / 10) {
-            cases.push(Case { host: host_of(cpus), held: Held::Cores(domains), vcpus: Vcpus::Some(4), policy: &[] });
+            let (host, held) = (host_of(cpus), Held::Cores(domains));
+            cases.push(Case { host, held, vcpus: Vcpus::Some(4), memory: None, policy: &[] });
         }
     }
     cases
@@ -136,20 +139,23 @@ fn corners() -> Vec<Case> {
     let large = || "2s128c2t,numa=8,llc=32".to_owned();
     let mut cases = Vec::new();
     let mut add = |host: String, held, requests: &[(Vcpus, &'static [(&'static str, &'static str)])]| {
-        let new = requests.iter().map(|&(vcpus, policy)| Case { host: host.clone(), held, vcpus, policy });
+        let new =
+            requests.iter().map(|&(vcpus, policy)| Case { host: host.clone(), held, vcpus, memory: None, policy });
         cases.extend(new);
     };
     for held in [Held::Cores(0), Held::Cores(200), Held::AllButOneInEachCache] {
         add(large(), held, &requests);
     }
     // The costliest of these on the largest host, and where each CPU is a node and a last-level cache of its own.
-    let few = [0, 5, 6, 8, 10].map(|index| requests[index]);
-    for (host, held) in [
-        (host_of(8192), Held::Cores(2000)),
-        (host_of(8192), Held::AllButOneInEachCache),
-        ("1s8192c1t,numa=8192,llc=8192".to_owned(), Held::Cores(2000)),
-    ] {
-        add(host, held, &few);
+    let few = |indices: &[usize]| indices.iter().map(|&index| requests[index]).collect::<Vec<_>>();
+    add(host_of(8192), Held::Cores(2000), &few(&[0, 5, 6, 8, 10]));
+    add(host_of(8192), Held::AllButOneInEachCache, &few(&[0, 5, 6, 8, 10]));
+    add("1s512c1t,numa=512,llc=512".to_owned(), Held::Cores(200), &few(&[0, 5, 6, 8, 10]));
+    add("1s8192c1t,numa=8192,llc=8192".to_owned(), Held::Cores(2000), &few(&[0, 6, 8, 10]));
+    // More memory than the nodes of so few vCPUs can have.
+    for (host, memory) in [(large(), 300), (host_of(1024), 100), (host_of(1024), 300)] {
+        let held = Held::Cores(200);
+        cases.push(Case { host, held, vcpus: Vcpus::Some(4), memory: Some(memory), policy: &[] });
     }
     cases
 }
@@ -163,7 +169,8 @@ impl Case {
             Vcpus::All(more) => format!("all + {more}"),
         };
         let policy = self.policy.iter().map(|(name, value)| format!(" {name}={value}"));
-        vcpus + &policy.collect::<String>()
+        let memory = self.memory.map(|gib| format!(" {gib} GiB")).unwrap_or_default();
+        vcpus + &memory + &policy.collect::<String>()
     }
 
     fn lay_out(&self) -> Host {
@@ -196,7 +203,8 @@ impl Case {
         };
         let attributes = [("policy", "dedicated")].into_iter().chain(self.policy.iter().copied());
         let policy = Policy::from_attributes(attributes).unwrap();
-        let memory = Some(GuestMemory { bytes: u64::from(vcpus) * GIB / 2, pages: Pages::Ordinary });
+        let bytes = self.memory.map_or(u64::from(vcpus) * GIB / 2, |gib| gib * GIB);
+        let memory = Some(GuestMemory { bytes, pages: Pages::Ordinary });
         let request = Request { iothreads: 1, memory, ..Request::new(vcpus, policy) };
         Host { topology, pinnable, housekeeping, leases, request }
     }
@@ -250,16 +258,20 @@ struct Cost {
 fn measure(case: &Case, index: usize) -> Cost {
     const ENOUGH: Duration = Duration::from_millis(300);
     let mut host = case.lay_out();
-    let outcome = host.place().map_or_else(|code| code, |_| "a plan".to_owned());
-    let mut time = Duration::MAX;
     let begin = Instant::now();
+    let outcome = host.place().map_or_else(|code| code, |_| "a plan".to_owned());
+    let mut time = begin.elapsed();
     while begin.elapsed() < ENOUGH {
         let start = Instant::now();
         drop(black_box(host.place()));
         time = time.min(start.elapsed());
     }
-    // What takes longer than that is measured well enough by once and twice.
-    let times = if time < Duration::from_millis(10) { 10 } else { 1 };
+    // Under callgrind everything takes fifty times as long.
+    let times = match time.as_millis() {
+        0..10 => 10,
+        10..200 => 1,
+        _ => return Cost { time, instructions: None, outcome },
+    };
     let total = |times| instructions(index, times);
     let instructions = total(2 * times).zip(total(times)).map(|(two, one)| (two - one) / times);
     Cost { time, instructions, outcome }
@@ -280,5 +292,5 @@ fn micros(time: Duration) -> String {
 }
 
 fn thousands(instructions: Option<u64>) -> String {
-    instructions.map_or_else(|| "?".to_owned(), |count| (count / 1000).to_string())
+    instructions.map_or_else(|| "-".to_owned(), |count| (count / 1000).to_string())
 }

@@ -5,7 +5,7 @@
 //! time: within them it is exact.
 
 use std::cell::Cell;
-use std::cmp::Reverse;
+use std::cmp::{Ordering, Reverse};
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::domains::{domains, sizes, subsets};
@@ -121,6 +121,9 @@ pub(super) fn choose<'a>(pieces: &[&'a Piece], demand: &Demand<'_>, room: Option
     if !enough(pieces.iter().copied(), demand) || (demand.cache == Span::Single && !one_cache_holds(pieces, demand)) {
         return None;
     }
+    if demand.groups.len() == 1 && room.is_some_and(|room| !room(&[nodes_of(pieces)])) {
+        return None;
+    }
     let (visits, seats) = (Cell::new(MAX_VISITS), Cell::new(MAX_SEATS));
     let search = Search { demand, before: Left::of(pieces), room, visits, seats };
     if demand.cache == Span::Single && demand.groups.len() > 1 {
@@ -134,10 +137,16 @@ pub(super) fn choose<'a>(pieces: &[&'a Piece], demand: &Demand<'_>, room: Option
     // Nodes are alike only as far as nothing but their pieces tells them apart.
     let apart = room.is_some() || demand.far.is_some() || caches_span_nodes(pieces);
     let nodes = domains(pieces, |piece| piece.node, |piece| apart.then_some(piece.node));
+    // On more nodes than pieces are taken there is nobody to use the memory of the rest.
+    let smallest = pieces.iter().map(|piece| u32::from(piece.vcpus)).min().unwrap_or(1).max(1);
+    let most = usize::try_from(demand.vcpus.div_ceil(smallest)).unwrap_or(usize::MAX).saturating_add(demand.extra);
     // Step 4: node sets, fewest first.
     let within = |numa: Span| {
         // Several groups never lie on more nodes than there are groups.
-        let few = |size: &usize| demand.groups.len() == 1 || *size <= demand.groups.len();
+        let few = |size: &usize| match demand.groups.len() {
+            1 => numa == Span::Any || *size <= most,
+            groups => *size <= groups,
+        };
         sizes(&nodes, demand, numa).into_iter().filter(few).find_map(|size| {
             let sets = subsets(&nodes, size, demand, &Cell::new(MAX_NODE_SETS * pieces.len()));
             let sets = sets.into_iter().filter(|set| search.has_room(&[nodes_of(set)]));
@@ -388,22 +397,64 @@ impl Left {
         left
     }
 
-    /// The offers after the choice, largest first: by node, then by cache.
-    fn without(&self, choice: &Choice<'_>) -> (Vec<Offer>, Vec<Offer>) {
-        let mut left = self.clone();
+    /// How the offers after the choice differ from those before it: of nodes, then of caches.
+    fn without(&self, choice: &Choice<'_>) -> (Change, Change) {
+        let mut nodes: BTreeMap<Option<NodeId>, Offer> = BTreeMap::new();
+        let mut caches: BTreeMap<Option<LlcId>, Offer> = BTreeMap::new();
         let mut broken = BTreeSet::new();
         for piece in choice.pieces() {
             let whole = usize::from(!piece.lone && piece.core.is_some_and(|core| broken.insert(core)));
-            for offer in [left.nodes.entry(piece.node).or_default(), left.caches.entry(piece.llc).or_default()] {
-                offer.cores = offer.cores.saturating_sub(whole);
-                offer.threads = offer.threads.saturating_sub(piece.cpus.len());
+            for offer in [nodes.entry(piece.node).or_default(), caches.entry(piece.llc).or_default()] {
+                offer.cores += whole;
+                offer.threads += piece.cpus.len();
             }
         }
-        let descending = |offers: Vec<Offer>| {
-            let mut offers = offers;
-            offers.sort_unstable_by(|a, b| b.cmp(a));
-            offers
-        };
-        (descending(left.nodes.into_values().collect()), descending(left.caches.into_values().collect()))
+        (Change::of(&self.nodes, nodes), Change::of(&self.caches, caches))
+    }
+}
+
+/// What taking something changes in a host's offers, sorted with the largest first: how many more or fewer there are of each.
+/// Of two changes of the same offers the greater is the one that leaves more of the largest offer of which they do not leave
+/// as many: as if all offers were compared, at the cost of those touched.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Change(BTreeMap<Reverse<Offer>, i32>);
+
+impl Change {
+    fn of<K: Ord>(before: &BTreeMap<K, Offer>, taken: BTreeMap<K, Offer>) -> Change {
+        let mut change: BTreeMap<Reverse<Offer>, i32> = BTreeMap::new();
+        for (domain, Offer { cores, threads }) in taken {
+            let Some(&offer) = before.get(&domain) else { continue };
+            let (cores, threads) = (offer.cores.saturating_sub(cores), offer.threads.saturating_sub(threads));
+            *change.entry(Reverse(offer)).or_default() -= 1;
+            *change.entry(Reverse(Offer { cores, threads })).or_default() += 1;
+        }
+        change.retain(|_, count| *count != 0);
+        Change(change)
+    }
+}
+
+impl Ord for Change {
+    fn cmp(&self, other: &Change) -> Ordering {
+        let (mut a, mut b) = (self.0.iter(), other.0.iter());
+        loop {
+            // What one of them does not touch, it leaves as it is.
+            return match (a.next(), b.next()) {
+                (None, None) => Ordering::Equal,
+                (Some((_, count)), None) => count.cmp(&0),
+                (None, Some((_, count))) => 0.cmp(count),
+                (Some((x, of_x)), Some((y, of_y))) => match x.cmp(y) {
+                    Ordering::Less => of_x.cmp(&0),
+                    Ordering::Greater => 0.cmp(of_y),
+                    Ordering::Equal if of_x == of_y => continue,
+                    Ordering::Equal => of_x.cmp(of_y),
+                },
+            };
+        }
+    }
+}
+
+impl PartialOrd for Change {
+    fn partial_cmp(&self, other: &Change) -> Option<Ordering> {
+        Some(self.cmp(other))
     }
 }
