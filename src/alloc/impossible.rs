@@ -63,7 +63,7 @@ pub(super) fn refuse(supply: &Supply<'_>, request: &Request) -> Result<(), Refus
     if dedicated < usize::from(request.vcpus) {
         others.push(("vCPUs that are not dedicated", OtherThreads::Housekeeping));
     }
-    let homeless = others.into_iter().filter(|(_, place)| *place == OtherThreads::Housekeeping).next_back();
+    let homeless = others.into_iter().rfind(|(_, place)| *place == OtherThreads::Housekeeping);
     if let Some((who, _)) = homeless.filter(|_| supply.housekeeping.is_empty()) {
         let hint = if dedicated < usize::from(request.vcpus) {
             "take a core out of pinnable_cpus, or leave dedicated-vcpus out"
