@@ -248,3 +248,26 @@ fn a_definition_of_no_policy_has_no_place_and_does_not_start() {
     assert_eq!(lines[1]["refused"]["code"], "cpu.policy.invalid");
     assert_eq!(lines[2]["refused"], lines[1]["refused"]);
 }
+
+#[test]
+fn who_can_do_without_runs_without() {
+    let events = r#"{"op":"start","id":"a","vcpus":4}
+{"op":"start","id":"b","vcpus":2,"policy":{"fallback":"shared"}}
+{"op":"start","id":"b","vcpus":2,"policy":{"fallback":"shared"}}
+{"op":"stop","id":"b"}
+{"op":"stop","id":"a"}
+{"op":"start","id":"b","vcpus":2,"policy":{"fallback":"shared"}}
+{"op":"start","id":"c","vcpus":2,"policy":{"fallback":"shared","numa":"never"}}
+"#;
+    let (code, answers, _) = simulate(&["--host-shape", "1s2c2t"], events);
+    assert_eq!(code, Some(0));
+    assert_eq!(answers[1]["degraded"]["code"], "cpu.placement.shortage");
+    assert_eq!(answers[2]["refused"]["code"], "state.conflict");
+    assert_eq!(answers[3]["freed"], "");
+    assert_eq!(answers[5]["cpus"], serde_json::json!([0, 2]));
+    assert_eq!(answers[6]["refused"]["code"], "cpu.policy.invalid");
+    assert_eq!(
+        (&answers[7]["degraded"], &answers[7]["started"], &answers[7]["refused"]),
+        (&1.into(), &2.into(), &2.into())
+    );
+}

@@ -148,7 +148,7 @@ impl<K: Ord> Demand<K> {
             let of = *of;
             let among = |all: bool| {
                 let others = places.iter().filter(|place| place.of.autostart || all);
-                super::plan(&beside(supply, others).supply(supply), &of.request).ok()
+                super::attempt(&beside(supply, others).supply(supply), &of.request).ok()
             };
             let plan = among(true).or_else(|| if of.autostart { among(false) } else { None });
             let Some(plan) = plan else { continue };
@@ -221,7 +221,7 @@ fn round<K>(tier: &[Definition<K>], supply: &Supply<'_>, order: Vec<usize>, form
         // Room only shrinks: what was refused once is refused again, as in a fleet of equals larger than its host.
         let again = || refused.iter().find(|(other, _)| *other == request).map(|(_, refusal)| Err(refusal.clone()));
         let result = known.next().cloned().or_else(again);
-        let result = result.unwrap_or_else(|| super::plan(&ground.supply(supply), request));
+        let result = result.unwrap_or_else(|| super::attempt(&ground.supply(supply), request));
         match &result {
             Ok(plan) => ground.take(request, plan, true),
             Err(refusal) => refused.push((request, refusal.clone())),
@@ -378,7 +378,7 @@ impl<K: Ord> Settled<'_, K> {
     /// Why the domain does not get this plan.
     fn refusal(&self, supply: &Supply<'_>, request: &Request, plan: &Plan) -> Refusal {
         let taken = supply.taken.union(&self.reserved());
-        let only_memory = super::plan(&Supply { taken: &taken, ..*supply }, request).is_ok();
+        let only_memory = super::attempt(&Supply { taken: &taken, ..*supply }, request).is_ok();
         let cpus = plan.exclusive();
         let in_the_way = |place: &Place<'_, K>| place.of.autostart && (only_memory || !place.cpus().is_disjoint(&cpus));
         let reason = format!(

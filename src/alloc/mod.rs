@@ -86,12 +86,22 @@ pub fn plan(supply: &Supply<'_>, request: &Request) -> Result<Plan, Refusal> {
     explain(supply, request, &mut |_| {})
 }
 
+/// As [`plan()`], but a want of room is only said, not explained: for whoever has many to ask.
+///
+/// # Errors
+/// As [`plan()`], every want of room as `cpu.placement.shortage`.
+fn attempt(supply: &Supply<'_>, request: &Request) -> Result<Plan, Refusal> {
+    let plan = place::place(supply, request, &mut |_| {}, false)?;
+    check::check(supply, request, &plan)?;
+    Ok(plan)
+}
+
 /// As [`plan()`], telling each step.
 ///
 /// # Errors
 /// As [`plan()`].
 pub fn explain(supply: &Supply<'_>, request: &Request, steps: Steps<'_>) -> Result<Plan, Refusal> {
-    let plan = place::place(supply, request, steps)?;
+    let plan = place::place(supply, request, steps, true)?;
     check::check(supply, request, &plan)?;
     Ok(plan)
 }

@@ -28,8 +28,9 @@ pub(super) fn pack<'a>(
         for group in order {
             *choice.groups.get_mut(group)? = take(&mut pieces, groups.get(group).copied()?, &each)?;
         }
-        // The smallest of what is left serve the emulator and I/O threads.
-        pieces.sort_by_key(|piece| piece.vcpus);
+        // The nearest of what is left serve the emulator and I/O threads, of those the smallest.
+        let (nodes, caches): (BTreeSet<_>, BTreeSet<_>) = choice.vcpus().map(|piece| (piece.node, piece.llc)).unzip();
+        pieces.sort_by_key(|piece| (!nodes.contains(&piece.node), !caches.contains(&piece.llc), piece.vcpus));
         choice.extra = pieces.into_iter().take(extra).collect();
         (choice.extra.len() == extra).then_some(choice)
     })

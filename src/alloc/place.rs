@@ -31,14 +31,19 @@ use super::refusal::Refusal;
 use super::request::Request;
 use super::{Steps, Supply, guest, impossible};
 use crate::cpuset::{CpuId, CpuSet, NodeId};
-use crate::error::counted;
+use crate::error::{Code, counted};
 use crate::host::Topology;
 
-/// The plan for a request, or why not.
+/// The plan for a request, or why not; without `explained` every want of room is one and the same.
 ///
 /// # Errors
 /// A [`Refusal`]; see [`super::plan()`].
-pub(super) fn place(supply: &Supply<'_>, request: &Request, steps: Steps<'_>) -> Result<Plan, Refusal> {
+pub(super) fn place(
+    supply: &Supply<'_>,
+    request: &Request,
+    steps: Steps<'_>,
+    explained: bool,
+) -> Result<Plan, Refusal> {
     impossible::refuse(supply, request)?;
     // Steps 1 and 2.
     let pieces = pieces(supply, request);
@@ -69,7 +74,9 @@ pub(super) fn place(supply: &Supply<'_>, request: &Request, steps: Steps<'_>) ->
     let room = |nodes: &[BTreeSet<NodeId>]| has_room(supply.topology, request, &groups, nodes);
     let room = request.memory.is_some().then_some(&room as Room<'_>);
     let Some(choice) = by_class(&pieces, request, &demand, room) else {
-        return Err(refuse(supply, request, &groups, &pieces, &demand));
+        // Which want of room it is takes longer to find out than that there is one.
+        let merely = || Refusal::new(Code::Shortage, "there is no room for it beside the others");
+        return Err(if explained { refuse(supply, request, &groups, &pieces, &demand) } else { merely() });
     };
     let plan = order(supply, request, &groups, &choice);
     let order: Vec<_> = plan.vcpus.iter().flatten().map(ToString::to_string).collect();

@@ -10,6 +10,8 @@ use super::install::{ALONE, IN_DIRECTORY, daemon, is_executable, is_ours};
 use super::lease::duration;
 use super::{Answer, Context, to_json};
 use crate::alloc::demand::Demand;
+use crate::alloc::{self, Supply};
+
 use crate::alloc::pools::pools;
 use crate::config::settings::Settings;
 use crate::cpuset::CpuSet;
@@ -148,8 +150,13 @@ fn domains(context: &Context, settings: &Settings, findings: &mut Findings) {
     // That the host cannot be read is said already.
     let Ok(situation) = Situation::read(&context.root, settings, None) else { return };
     let demand = Demand::new(&situation.supply(), found.dedicated);
+    let placed = demand.places().filter_map(|(_, place)| place.as_ref().ok());
+    let taken = placed.fold(CpuSet::new(), |taken, plan| taken.union(&plan.exclusive()));
     let without = demand.places().filter(|(one, _)| one.autostart).filter_map(|(one, place)| {
         let refusal = place.as_ref().err()?;
+        // Now in numbers: beside the places of all the others.
+        let why = alloc::plan(&Supply { taken: &taken, ..situation.supply() }, &one.request).err();
+        let refusal = why.as_ref().unwrap_or(refusal);
         Some(format!("\"{}\": {}: {}", printable(&one.name), refusal.code, refusal.reason))
     });
     let without: Vec<_> = without.collect();

@@ -13,7 +13,7 @@ use super::advice::{self, How};
 use super::{Answer, Context, failure, to_json};
 use crate::alloc::demand::Reserve;
 use crate::alloc::plan::Plan;
-use crate::alloc::policy::{Kind, Policy};
+use crate::alloc::policy::{Fallback, Kind, Policy};
 use crate::alloc::refusal::Refusal;
 use crate::alloc::repack::Move;
 use crate::alloc::request::{GuestMemory, Pages, Request};
@@ -61,6 +61,9 @@ enum Op {
 #[derive(Default, Serialize)]
 struct Totals {
     started: usize,
+    /// Started without CPUs of their own, as their policy allows.
+    #[serde(skip_serializing_if = "is_zero")]
+    degraded: usize,
     refused: usize,
     refused_by_code: BTreeMap<&'static str, usize>,
     /// Nodes and last-level caches spanned, summed over all starts.
@@ -83,6 +86,7 @@ pub(super) fn simulate(
     let pinnable = context.pinnable.clone().unwrap_or_else(|| host.possible().union(host.online()));
     let mut run = Run {
         simulation: Simulation::new(host, pinnable).with_reserve(reserve),
+        degraded: BTreeSet::new(),
         moves,
         defined: BTreeMap::new(),
         totals: Totals::default(),
@@ -141,6 +145,8 @@ fn lines(input: Box<dyn BufRead>) -> impl Iterator<Item = std::result::Result<St
 
 struct Run {
     simulation: Simulation,
+    /// Those that run without CPUs of their own.
+    degraded: BTreeSet<String>,
     /// Whether to look for the leases that would have to move.
     moves: bool,
     defined: BTreeMap<String, Event>,
@@ -191,6 +197,7 @@ impl Run {
             }
             Op::Stop => match self.simulation.stop(&id) {
                 Some(plan) => Ok(json!({ "op": "stop", "id": id, "freed": plan.exclusive().to_string() })),
+                None if self.degraded.remove(&id) => Ok(json!({ "op": "stop", "id": id, "freed": "" })),
                 None => Ok(refused("stop", &id, &Error::new(Code::DomainUnknown, "it does not run"))),
             },
             Op::Start | Op::Offline | Op::Online => {
@@ -211,6 +218,9 @@ impl Run {
                 };
                 if request.policy.kind == Kind::Shared {
                     return Ok(json!({ "op": "start", "id": id, "shared": true }));
+                }
+                if self.degraded.contains(&id) {
+                    return Ok(self.refuse(&id, Refusal::new(Code::StateConflict, "it runs already")));
                 }
                 match self.simulation.start(&id, &request).cloned() {
                     Ok(plan) => Ok(self.started(&id, &request, &plan)),
@@ -251,6 +261,11 @@ impl Run {
     }
 
     fn refuse_start(&mut self, id: &str, request: &Request, refusal: Refusal) -> serde_json::Value {
+        if request.policy.fallback == Fallback::Shared && refusal.code.is_about_placement() {
+            self.totals.degraded += 1;
+            self.degraded.insert(id.to_owned());
+            return json!({ "op": "start", "id": id, "degraded": failure::value(&Error::from(refusal)) });
+        }
         let scattered = self.moves && refusal.code == Code::NeedsRepack;
         let moves = if scattered { self.simulation.moves(id, request, None) } else { None };
         let error = Error::from(refusal);
@@ -282,6 +297,11 @@ impl Run {
         }
         Ok(totals)
     }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "what serde calls it with")]
+fn is_zero(count: &usize) -> bool {
+    *count == 0
 }
 
 fn refused(op: &str, id: &str, error: &Error) -> serde_json::Value {
