@@ -7,6 +7,7 @@ use std::fmt::Write as _;
 pub(crate) struct Guest {
     /// Its libvirt name.
     pub(crate) name: String,
+    memory: u32,
     vcpus: u32,
     current: Option<u32>,
     policy: Option<String>,
@@ -23,6 +24,7 @@ impl Guest {
     pub(crate) fn new(name: &str) -> Guest {
         Guest {
             name: name.to_owned(),
+            memory: 16,
             vcpus: 1,
             current: None,
             policy: None,
@@ -35,6 +37,12 @@ impl Guest {
     /// The same guest with that many vCPUs.
     pub(crate) fn vcpus(mut self, vcpus: u32) -> Guest {
         self.vcpus = vcpus;
+        self
+    }
+
+    /// The same guest with so many MiB of memory.
+    pub(crate) fn memory(mut self, mib: u32) -> Guest {
+        self.memory = mib;
         self
     }
 
@@ -86,7 +94,7 @@ impl Guest {
 
     /// The document.
     pub(crate) fn xml(&self) -> String {
-        let Guest { name, vcpus, tuning, cpu, .. } = self;
+        let Guest { name, memory, vcpus, tuning, cpu, .. } = self;
         let mut xml = format!("<domain type='qemu'><name>{name}</name><uuid>{}</uuid>", self.uuid());
         if let Some(attributes) = &self.policy {
             write!(xml, "<metadata><pin:cpu xmlns:pin='urn:virt-pin:domain:1' {attributes}/></metadata>").unwrap();
@@ -94,7 +102,7 @@ impl Guest {
         let current = self.current.map(|current| format!(" current='{current}'")).unwrap_or_default();
         write!(
             xml,
-            "<memory unit='MiB'>16</memory><vcpu{current}>{vcpus}</vcpu>{tuning}\
+            "<memory unit='MiB'>{memory}</memory><vcpu{current}>{vcpus}</vcpu>{tuning}\
              <os><type arch='x86_64' machine='pc'>hvm</type></os><features><acpi/></features>{cpu}\
              <devices><controller type='usb' model='none'/><memballoon model='none'/>"
         )
