@@ -245,7 +245,11 @@ fn memory_follows_or_is_refused_with_numbers() {
         "needs 4097 MiB of memory on the nodes of its CPUs (1), 4096 MiB are free there",
     );
     assert!(place(&host, "1-7", "", &guest(64, Pages::Huge(2048))).is_ok());
-    assert_eq!(place(&host, "1-7", "", &guest(65, Pages::Huge(2048))).unwrap_err().code, Code::MemoryShortage);
+    refused(
+        place(&host, "1-7", "", &guest(65, Pages::Huge(2048))),
+        Code::MemoryShortage,
+        "needs 65 MiB of huge pages of 2048 KiB on the nodes of its CPUs (1), 64 MiB are free there",
+    );
     assert_eq!(place(&host, "1-7", "", &guest(1024, Pages::Huge(1 << 20))).unwrap_err().code, Code::MemoryShortage);
     // Two CPUs of one node would do, two of both have the memory.
     let wide = |mib: u64| Request {

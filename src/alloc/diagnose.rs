@@ -11,7 +11,7 @@ use super::pieces::pieces;
 use super::place::by_class;
 use super::policy::{Cores, Span, ThreadsPerCore};
 use super::refusal::Refusal;
-use super::request::Request;
+use super::request::{Pages, Request};
 use crate::cpuset::{CpuId, CpuSet, NodeId};
 use crate::error::{Amount, Code, Room, counted};
 use crate::host::CoreClass;
@@ -23,7 +23,12 @@ pub(super) fn refuse(supply: &Supply<'_>, request: &Request, free: &[Piece], dem
     let nodes = without_memory.map(|choice| memory_nodes(supply.topology, &choice.nodes())).unwrap_or_default();
     if let Some((bytes, available)) = lacking(supply.topology, request, &nodes).filter(|_| !nodes.is_empty()) {
         let nodes: CpuSet = nodes.iter().map(|node| CpuId(node.0)).collect();
-        let found = format!("needs {} MiB of memory on the nodes of its CPUs ({nodes})", bytes >> 20);
+        // Memory may be plenty while huge pages are not.
+        let what = match request.memory.map(|memory| memory.pages) {
+            Some(Pages::Huge(kib)) => format!("huge pages of {kib} KiB"),
+            _ => "memory".to_owned(),
+        };
+        let found = format!("needs {} MiB of {what} on the nodes of its CPUs ({nodes})", bytes >> 20);
         // Even if nothing else used memory: waiting does not help.
         let total = request.policy.nodes.as_ref().map_or_else(
             || supply.topology.nodes().iter().map(|node| node.memory_bytes).sum::<Option<u64>>(),
@@ -36,7 +41,7 @@ pub(super) fn refuse(supply: &Supply<'_>, request: &Request, free: &[Piece], dem
             );
         }
         return Refusal {
-            retry_when: Some(format!("when {} MiB of memory are free on the nodes of its CPUs ({nodes})", bytes >> 20)),
+            retry_when: Some(format!("when {} MiB of {what} are free on the nodes of its CPUs ({nodes})", bytes >> 20)),
             ..Refusal::new(Code::MemoryShortage, format!("{found}, {} MiB are free there", available >> 20))
         };
     }

@@ -3,6 +3,7 @@
 //! It is a clone of a machine that was booted once, warmed up and saved (see `snapshot`), so each test starts from the same
 //! state, to the last random number.
 
+use std::collections::BTreeMap;
 use std::ops::Deref;
 use std::path::Path;
 use std::process::Command;
@@ -116,21 +117,25 @@ impl Host {
     /// Every thread of a VM's QEMU, vCPUs first.
     #[track_caller]
     pub(crate) fn threads(&self, name: &str) -> Vec<Thread> {
-        // A line for each: name, CPUs, cgroup. A worker may end while we read.
+        // `481/comm:CPU 0/TCG`, `481/cgroup:0::/machine.slice/...`, `481/status:Cpus_allowed_list:\t2`.
         let script = format!(
-            "cd /proc/$(cat /run/libvirt/qemu/{name}.pid)/task && for task in *; do \
-               {{ read -r name <$task/comm && read -r cgroup <$task/cgroup; }} 2>/dev/null || continue
-               while IFS=$':\\t' read -r key value; do
-                 [ $key != Cpus_allowed_list ] || printf '%s\\t%s\\t%s\\n' \"$name\" \"$value\" \"${{cgroup#*.scope}}\"
-               done <$task/status
-             done"
+            "cd /proc/$(cat /run/libvirt/qemu/{name}.pid)/task &&
+             grep --no-messages . */comm */cgroup; grep --no-messages ^Cpus_allowed_list: */status"
         );
         let lines = self.sh(&script).ok();
-        let mut threads: Vec<Thread> = lines
-            .lines()
-            .map(|line| {
-                let fields: Vec<&str> = line.split('\t').collect();
-                Thread { name: fields[0].to_owned(), cpus: fields[1].to_owned(), cgroup: fields[2].to_owned() }
+        let mut found: BTreeMap<&str, BTreeMap<&str, &str>> = BTreeMap::new();
+        for line in lines.lines() {
+            let (tid, rest) = line.split_once('/').unwrap();
+            let (file, value) = rest.split_once(':').unwrap();
+            found.entry(tid).or_default().insert(file, value);
+        }
+        // A worker may end while we read: then it is none any more.
+        let whole = found.values().filter(|files| files.len() == 3);
+        let mut threads: Vec<Thread> = whole
+            .map(|files| Thread {
+                name: files["comm"].to_owned(),
+                cpus: files["status"].split_once(':').unwrap().1.trim().to_owned(),
+                cgroup: files["cgroup"].split_once(".scope").map_or(files["cgroup"], |(_, below)| below).to_owned(),
             })
             .collect();
         threads.sort_by_key(|thread| (!thread.name.starts_with("CPU "), thread.name.clone()));

@@ -1,8 +1,8 @@
 //! One QEMU process: an emulated machine that one can talk to, and that ends with this value or with this process.
 //!
 //! QEMU runs in a PID namespace whose PID 1 waits for the end of its stdin: a pipe from this process. However a test ends
-//! (returns, panics, is killed by SIGKILL), the pipe closes, PID 1 exits, and the kernel kills QEMU. Its files are in a
-//! temporary directory; what it writes to the disk of a clone is in a file that has no name.
+//! (returns, panics, is killed by SIGKILL), the pipe closes, PID 1 removes the machine's directory and exits, and the kernel
+//! kills QEMU. What a clone writes to its disk is in a file that has no name.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;
@@ -21,8 +21,8 @@ use crate::wire::{Wire, base64};
 /// How long anything may take that is not a boot; far more than it does, for machines under load.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
-/// PID 1 of the namespace: ends when its stdin does, or QEMU.
-const SUPERVISOR: &str = r#"exec 3<&0; "$@" </dev/null & cat <&3 >/dev/null & wait -n"#;
+/// PID 1 of the namespace: ends when its stdin does, which takes the machine's directory along, or when QEMU does.
+const SUPERVISOR: &str = r#"exec 3<&0; "$@" </dev/null & { cat >/dev/null; rm -r "$0"; } <&3 & wait -n"#;
 
 /// What the kernel is told: to be quiet, and not to measure what emulation makes slow and unsteady (`lpj` alone saves half a
 /// second for each CPU).
@@ -128,7 +128,8 @@ impl Vm {
             (format!("tcg,thread={thread},tb-size=512"), image.file("vmlinuz"), image.file("initrd"));
         let socket = |id: &str| format!("socket,id={id},path={},server=on,wait=off", path(id));
         let mut supervisor = Command::new("unshare")
-            .args(["--pid", "--fork", "--kill-child", "bash", "-c", SUPERVISOR, "supervisor"])
+            .args(["--pid", "--fork", "--kill-child", "bash", "-c", SUPERVISOR])
+            .arg(dir.path())
             .args(qemu.qemu())
             .args(["-nodefaults", "-no-user-config", "-display", "none", "-machine", "pc", "-accel", &accelerator])
             .args(shape.arguments(memory))
@@ -163,6 +164,11 @@ impl Vm {
         let vm = Vm { supervisor, alive, dir, monitor, agent, letterbox: Mutex::new(letterbox) };
         vm.monitor("qmp_capabilities", Value::Null);
         vm
+    }
+
+    /// Where its sockets and logs are; QEMU's command line names it.
+    pub(crate) fn dir(&self) -> &Path {
+        self.dir.path()
     }
 
     /// Asks QEMU.
@@ -236,8 +242,6 @@ impl Vm {
 impl Drop for Vm {
     /// Ends the machine, and shows the ends of its logs when a test failed.
     fn drop(&mut self) {
-        self.alive = None;
-        let _ = self.supervisor.wait();
         if std::thread::panicking() {
             for name in ["qemu.log", "serial.log"] {
                 let log = fs::read(self.dir.path().join(name)).unwrap_or_default();
@@ -246,5 +250,7 @@ impl Drop for Vm {
                 eprintln!("{name} ends with:\n{}", lines[lines.len().saturating_sub(30)..].join("\n"));
             }
         }
+        self.alive = None;
+        let _ = self.supervisor.wait();
     }
 }
