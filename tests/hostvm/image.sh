@@ -23,7 +23,7 @@ archive() { apt-get indextargets --format '$(REPO_URI)' 'Identifier: Packages' '
 archive=$(archive)
 [ -n "$archive" ] || cannot "apt here knows no archive of Debian's"
 mkdir "$out"
-/usr/lib/apt/apt-helper download-file "${archive}dists/$release/Release" "$out/Release" >/dev/null ||
+/usr/lib/apt/apt-helper -o APT::Sandbox::User=root download-file "${archive}dists/$release/Release" "$out/Release" >/dev/null ||
     cannot "Debian's $release cannot be fetched"
 rm "$out/Release"
 
@@ -36,16 +36,17 @@ packages=(
 )
 root=$out/root
 include=$(IFS=,; echo "${packages[*]}")
-# apt's "Essential" hooks that clear package lists are put off: the kernel is fetched by them. It is unpacked, not installed, as its
-# installation would make an initrd for any machine, which takes longer than all the rest.
+# The kernel is unpacked, not installed: its installation would make an initrd for any machine, which takes longer than all the
+# rest. Its /lib must not replace the link of that name.
 mmdebstrap --quiet --mode=root --variant=apt --keyring=$keys --include="$include" \
     --aptopt='APT::Install-Recommends "false"' --aptopt='Acquire::Languages "none"' --dpkgopt=force-unsafe-io \
     --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' \
     --dpkgopt='path-exclude=/usr/share/locale/*' --dpkgopt='path-exclude=/usr/share/qemu/edk2*' \
     --skip=cleanup/apt/lists \
-    --customize-hook='kernel=$(chroot "$1" apt-cache depends linux-image-cloud-amd64 | sed -n "s/ *Depends: //p");
-        cd "$1/tmp" && chroot "$1" sh -c "cd /tmp && apt-get --quiet=2 download $kernel" && dpkg-deb --extract linux-image-*.deb "$1"
-        rm -f linux-image-*.deb; rm -rf "$1"/var/lib/apt/lists/* "$1"/var/cache/apt' \
+    --customize-hook='kernel=$(chroot "$1" apt-cache depends linux-image-cloud-amd64 | sed -n "s/ *Depends: //p")
+        chroot "$1" sh -c "cd /tmp && apt-get --quiet=2 download $kernel" &&
+        dpkg-deb --fsys-tarfile "$1"/tmp/linux-image-*.deb | tar --extract --keep-directory-symlink --directory "$1" &&
+        rm -r "$1"/tmp/linux-image-*.deb "$1"/var/lib/apt/lists/* "$1"/var/cache/apt' \
     "$release" "$root" "deb [signed-by=$keys] $archive $release main"
 
 # A machine with a name and an identity; none of its own disks, networks or users matter.
@@ -84,13 +85,14 @@ KillMode=process
 Restart=always
 END
 
-# The kernel knows ext4 by itself, but the disk only by a module.
+# What the kernel needs to see the disk, and the agent's port, as far as it is not built in; in the order of their needs.
 version=$(basename "$root"/usr/lib/modules/*)
 chroot "$root" depmod "$version"
 initrd=$out/initrd.d
 mkdir -p "$initrd"/{bin,dev,modules,root}
 cp "$root/bin/busybox" "$initrd/bin/"
-chroot "$root" modprobe --set-version "$version" --show-depends virtio_blk | nl --number-format=rz | while read -r number _ module; do
+chroot "$root" modprobe --set-version "$version" --show-depends --all virtio_pci virtio_blk virtio_console |
+    awk '$1 == "insmod" && !seen[$2]++ { printf "%02d %s\n", ++count, $2 }' | while read -r number module; do
     case $module in
     *.xz) xz --decompress --stdout "$root$module" >"$initrd/modules/$number.ko" ;;
     *) cp "$root$module" "$initrd/modules/$number.ko" ;;

@@ -227,6 +227,15 @@ impl Vm {
         }
     }
 
+    /// Restarts the machine, and waits until it answers again.
+    pub(crate) fn reboot(&self) {
+        self.exec(&["systemctl", "--no-block", "reboot"]).ok();
+        self.monitor.lock().unwrap().event("RESET").unwrap();
+        // The agent that was asked last is gone; the rest of that conversation would be in the way.
+        *self.agent.lock().unwrap() = Wire::connect(&self.dir.path().join("agent"), PATIENCE).unwrap();
+        self.agent("guest-ping", Value::Null);
+    }
+
     /// Puts a file inside, with its directory: it goes through a disk that has no other use, which is faster than the agent.
     #[track_caller]
     pub(crate) fn put(&self, inside: &str, mode: u32, content: &[u8]) {

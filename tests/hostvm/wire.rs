@@ -22,25 +22,37 @@ impl Wire {
 
     /// Asks, and waits for the answer; greetings and events in between are of no interest.
     pub(crate) fn call(&mut self, command: &str, arguments: Value) -> Result<Value, String> {
-        let failed = |error: std::io::Error| format!("{command}: {error}");
+        let failed = |error: String| format!("{command}: {error}");
         let request = match arguments {
             Value::Null => json!({ "execute": command }),
             arguments => json!({ "execute": command, "arguments": arguments }),
         };
-        self.stream.get_mut().write_all(format!("{request}\n").as_bytes()).map_err(failed)?;
+        self.stream
+            .get_mut()
+            .write_all(format!("{request}\n").as_bytes())
+            .map_err(|error| failed(error.to_string()))?;
         loop {
-            let mut line = String::new();
-            if self.stream.read_line(&mut line).map_err(failed)? == 0 {
-                return Err(format!("{command}: the other side is gone"));
-            }
-            let mut answer: Value =
-                serde_json::from_str(&line).map_err(|error| format!("{command}: {error}: {line}"))?;
+            let mut answer = self.line().map_err(failed)?;
             if let Some(error) = answer.get("error") {
                 return Err(format!("{command}: {error}"));
             }
             if let Some(value) = answer.get_mut("return") {
                 return Ok(value.take());
             }
+        }
+    }
+    /// Waits for an event.
+    pub(crate) fn event(&mut self, name: &str) -> Result<(), String> {
+        while self.line().map_err(|error| format!("{name}: {error}"))?["event"] != name {}
+        Ok(())
+    }
+
+    fn line(&mut self) -> Result<Value, String> {
+        let mut line = String::new();
+        match self.stream.read_line(&mut line) {
+            Err(error) => Err(error.to_string()),
+            Ok(0) => Err("the other side is gone".to_owned()),
+            Ok(_) => serde_json::from_str(&line).map_err(|error| format!("{error}: {line}")),
         }
     }
 }
