@@ -1,6 +1,7 @@
 # make deps      packages for building and testing (Debian)
 # make build     the release binaries
 # make test      every test, with real libvirtd and QEMU
+# make test-host   virt-pin on whole emulated hosts; minutes the first time
 # make run       a demonstration on this machine, which is left as it was
 # make bench-hook   what a start pays for the hook, beside an empty program
 # make bench-placement   where VMs land, beside other placement rules (docs/placement.md)
@@ -10,7 +11,7 @@
 PREFIX  ?= /usr
 DESTDIR ?=
 
-.PHONY: deps build test run bench-hook bench-placement bench-scale install
+.PHONY: deps build test test-host run bench-hook bench-placement bench-scale install
 
 deps:
 	scripts/install-deps
@@ -21,6 +22,11 @@ build:
 test: deps
 	cargo build --locked
 	scripts/test
+
+# What an image of a host is made with, beside what everything needs.
+test-host:
+	scripts/install-deps mmdebstrap debian-archive-keyring e2fsprogs xz-utils binutils
+	VIRT_PIN_HOSTVM=required cargo test --locked --test hostvm
 
 run: deps build
 	demo/run.sh

@@ -13,6 +13,7 @@
 //! must be there. `leases` holds what virt-pin itself promises; this file tests the test bed, with a stand-in for the hook.
 //! Where a machine cannot run them they say so and pass; `VIRT_PIN_LIVE=required` makes them fail instead.
 
+#[path = "../guest/mod.rs"]
 mod guest;
 mod leases;
 mod libvirtd;

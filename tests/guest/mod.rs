@@ -1,4 +1,5 @@
 //! Domain XML of the smallest guests that do what a test needs.
+#![allow(dead_code, reason = "each test program uses its part")]
 
 use std::fmt::Write as _;
 
@@ -7,6 +8,7 @@ use std::fmt::Write as _;
 pub(crate) struct Guest {
     /// Its libvirt name.
     pub(crate) name: String,
+    memory: u32,
     vcpus: u32,
     current: Option<u32>,
     default_cpuset: Option<String>,
@@ -24,6 +26,7 @@ impl Guest {
     pub(crate) fn new(name: &str) -> Guest {
         Guest {
             name: name.to_owned(),
+            memory: 16,
             vcpus: 1,
             current: None,
             default_cpuset: None,
@@ -37,6 +40,12 @@ impl Guest {
     /// The same guest with that many vCPUs.
     pub(crate) fn vcpus(mut self, vcpus: u32) -> Guest {
         self.vcpus = vcpus;
+        self
+    }
+
+    /// The same guest with so many MiB of memory.
+    pub(crate) fn memory(mut self, mib: u32) -> Guest {
+        self.memory = mib;
         self
     }
 
@@ -94,7 +103,7 @@ impl Guest {
 
     /// The document.
     pub(crate) fn xml(&self) -> String {
-        let Guest { name, vcpus, tuning, cpu, .. } = self;
+        let Guest { name, memory, vcpus, tuning, cpu, .. } = self;
         let mut xml = format!("<domain type='qemu'><name>{name}</name><uuid>{}</uuid>", self.uuid());
         if let Some(attributes) = &self.policy {
             write!(xml, "<metadata><pin:cpu xmlns:pin='urn:virt-pin:domain:1' {attributes}/></metadata>").unwrap();
@@ -103,7 +112,7 @@ impl Guest {
         let cpuset = self.default_cpuset.as_ref().map(|cpus| format!(" cpuset='{cpus}'")).unwrap_or_default();
         write!(
             xml,
-            "<memory unit='MiB'>16</memory><vcpu{current}{cpuset}>{vcpus}</vcpu>{tuning}\
+            "<memory unit='MiB'>{memory}</memory><vcpu{current}{cpuset}>{vcpus}</vcpu>{tuning}\
              <os><type arch='x86_64' machine='pc'>hvm</type></os><features><acpi/></features>{cpu}\
              <devices><controller type='usb' model='none'/><memballoon model='none'/>"
         )

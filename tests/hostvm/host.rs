@@ -1,0 +1,163 @@
+//! A host of its own for a test: systemd, libvirt and QEMU on a machine of a chosen shape, as if just booted.
+//!
+//! It is a clone of a machine that was booted once, warmed up and saved (see `snapshot`), so each test starts from the same
+//! state, to the last random number.
+
+use std::collections::BTreeMap;
+use std::ops::Deref;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use crate::guest::Guest;
+use crate::image::Image;
+use crate::needs;
+use crate::shape::{Debian, Shape};
+use crate::snapshot;
+use crate::vm::{Output, PATIENCE, Vm};
+
+/// The host; it ends when this value is dropped.
+pub(crate) struct Host {
+    vm: Vm,
+}
+
+impl Deref for Host {
+    type Target = Vm;
+
+    fn deref(&self) -> &Vm {
+        &self.vm
+    }
+}
+
+/// One thread of a VM's QEMU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Thread {
+    /// Its name: `CPU 0/TCG`, `qemu-system-x86`, ...
+    pub(crate) name: String,
+    /// The CPUs it may run on, as the kernel prints them (`0-1,3`).
+    pub(crate) cpus: String,
+    /// Its cgroup, below that of its VM.
+    pub(crate) cgroup: String,
+}
+
+impl Host {
+    /// A fresh host; `None` (and a line on the terminal) where that cannot be had.
+    pub(crate) fn start(shape: Shape) -> Option<Host> {
+        if !needs::met() {
+            return None;
+        }
+        // The QEMU of an older Debian crashes now and then with many CPUs.
+        let images = Image::of(Debian::Trixie).and_then(|qemu| Ok((qemu, Image::of(shape.debian)?)));
+        match images
+            .and_then(|(qemu, image)| Ok(Vm::clone_of(&qemu, &image, shape, &snapshot::of(&qemu, &image, shape)?)))
+        {
+            Ok(vm) => Some(Host { vm }),
+            Err(why) => {
+                needs::skip(&why);
+                None
+            }
+        }
+    }
+
+    /// A fresh host with the virt-pin of this build, installed as the README says, and this configuration.
+    pub(crate) fn with_virt_pin(shape: Shape, config: &str) -> Option<Host> {
+        let host = Host::start(shape)?;
+        let programs = [
+            ("/usr/bin/virt-pin", env!("CARGO_BIN_EXE_virt-pin")),
+            ("/usr/lib/virt-pin/virt-pin-hook", env!("CARGO_BIN_EXE_virt-pin-hook")),
+        ];
+        for (inside, program) in programs {
+            host.put(inside, 0o755, &without_symbols(program));
+        }
+        host.put("/etc/virt-pin/virt-pin.toml", 0o644, config.as_bytes());
+        host.exec(&["virt-pin", "install"]).ok();
+        host.exec(&["systemctl", "reload", "libvirtd"]).ok();
+        Some(host)
+    }
+
+    /// Runs a shell script.
+    #[track_caller]
+    pub(crate) fn sh(&self, script: &str) -> Output {
+        self.exec(&["bash", "-c", script])
+    }
+
+    /// The text of a file.
+    #[track_caller]
+    pub(crate) fn file(&self, path: &str) -> String {
+        self.exec(&["cat", path]).ok()
+    }
+
+    /// Runs virsh.
+    #[track_caller]
+    pub(crate) fn virsh(&self, arguments: &[&str]) -> Output {
+        self.exec(&[&["virsh", "--connect", "qemu:///system"], arguments].concat())
+    }
+
+    /// Defines a guest (again).
+    #[track_caller]
+    pub(crate) fn define(&self, guest: &Guest) {
+        self.define_xml(&guest.xml());
+    }
+
+    /// Defines a domain by its document.
+    #[track_caller]
+    pub(crate) fn define_xml(&self, xml: &str) {
+        self.put("/run/domain.xml", 0o600, xml.as_bytes());
+        self.virsh(&["define", "/run/domain.xml"]).ok();
+    }
+
+    /// Defines a guest and starts it, which must succeed.
+    #[track_caller]
+    pub(crate) fn run(&self, guest: &Guest) {
+        self.define(guest);
+        self.virsh(&["start", &guest.name]).ok();
+    }
+
+    /// Every thread of a VM's QEMU, vCPUs first.
+    #[track_caller]
+    pub(crate) fn threads(&self, name: &str) -> Vec<Thread> {
+        // `481/comm:CPU 0/TCG`, `481/cgroup:0::/machine.slice/...`, `481/status:Cpus_allowed_list:\t2`.
+        let script = format!(
+            "cd /proc/$(cat /run/libvirt/qemu/{name}.pid)/task &&
+             grep --no-messages . */comm */cgroup; grep --no-messages ^Cpus_allowed_list: */status"
+        );
+        let lines = self.sh(&script).ok();
+        let mut found: BTreeMap<&str, BTreeMap<&str, &str>> = BTreeMap::new();
+        for line in lines.lines() {
+            let (tid, rest) = line.split_once('/').unwrap();
+            let (file, value) = rest.split_once(':').unwrap();
+            found.entry(tid).or_default().insert(file, value);
+        }
+        // A worker may end while we read: then it is none any more.
+        let whole = found.values().filter(|files| files.len() == 3);
+        let mut threads: Vec<Thread> = whole
+            .map(|files| Thread {
+                name: files["comm"].to_owned(),
+                cpus: files["status"].split_once(':').unwrap().1.trim().to_owned(),
+                cgroup: files["cgroup"].split_once(".scope").map_or(files["cgroup"], |(_, below)| below).to_owned(),
+            })
+            .collect();
+        threads.sort_by_key(|thread| (!thread.name.starts_with("CPU "), thread.name.clone()));
+        threads
+    }
+
+    /// Waits until something holds.
+    ///
+    /// # Panics
+    /// When it does not within [`PATIENCE`].
+    #[track_caller]
+    pub(crate) fn wait_until(&self, what: &str, mut holds: impl FnMut(&Host) -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        while !holds(self) {
+            assert!(Instant::now() < deadline, "still not after {} s: {what}", PATIENCE.as_secs());
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+}
+
+/// A program of this build without its debugging symbols, which are nine tenths of it.
+fn without_symbols(program: &'static str) -> Vec<u8> {
+    let small = tempfile::NamedTempFile::new().unwrap();
+    let stripped = Command::new("strip").arg("-o").arg(small.path()).arg(program).status().unwrap();
+    assert!(stripped.success(), "strip {program}");
+    std::fs::read(small.path()).unwrap()
+}
