@@ -64,6 +64,38 @@ fn a_dedicated_vm_on_debian_12() {
     a_dedicated_vm(Shape::default().debian(Debian::Bookworm));
 }
 
+/// The scope is confined before QEMU is executed, and the others are moved off, with and without a reload of systemd.
+#[test]
+fn vms_without_a_lease_make_room_and_get_it_back() {
+    let Some(host) = Host::with_virt_pin(Shape::default(), CONFIG) else { return };
+    let held = |name: &str, cpus: &str| {
+        let threads = host.threads(name);
+        assert!(!threads.is_empty() && threads.iter().all(|thread| thread.cpus == cpus), "{name}: {threads:#?}");
+    };
+    host.run(&Guest::new("before").vcpus(2));
+    held("before", "0-15");
+    host.run(&Guest::new("web-1").vcpus(4).policy("policy='dedicated'"));
+    host.assert_bound("web-1", &["2", "3", "4", "5"]);
+    let scope = r"/sys/fs/cgroup/machine.slice/machine-qemu\x2d2\x2dweb\x2d1.scope/cpuset.cpus";
+    assert_eq!(host.file(scope), "0-5,8-9\n");
+    held("before", "0-1,6-15");
+    host.run(&Guest::new("during"));
+    held("during", "0-1,6-15");
+    host.exec(&["systemctl", "daemon-reload"]).ok();
+    host.assert_bound("web-1", &["2", "3", "4", "5"]);
+    held("before", "0-1,6-15");
+    held("during", "0-1,6-15");
+    host.virsh(&["destroy", "web-1"]).ok();
+    held("before", "0-15");
+    held("during", "0-15");
+    host.exec(&["systemctl", "daemon-reload"]).ok();
+    held("before", "0-15");
+    host.virsh(&["destroy", "before"]).ok();
+    host.virsh(&["destroy", "during"]).ok();
+    let left = host.sh("ls /run/systemd/system | grep machine-qemu || true").ok();
+    assert_eq!(left, "", "drop-ins are left behind");
+}
+
 #[test]
 fn autostarted_vms_are_where_they_were_after_a_reboot() {
     let Some(host) = Host::with_virt_pin(Shape::default(), CONFIG) else { return };
@@ -123,8 +155,8 @@ fn too_few_huge_pages_on_the_node_are_seen_before_qemu() {
     host.define(&huge("policy='dedicated' nodes='0'"));
     let complaint = host.virsh(&["start", "huge"]).refused();
     for part in [
-        "virt-pin: error[cpu.numa.memory-shortage]: domain \"huge\": needs 32 MiB of huge pages of 2048 KiB on",
-        "16 MiB are free there",
+        "virt-pin: error[cpu.placement.unsatisfiable]: domain \"huge\": needs 32 MiB of huge pages of 2048 KiB on",
+        "all there is is 16 MiB",
     ] {
         assert!(complaint.contains(part), "{part:?} is not in: {complaint}");
     }
