@@ -4,7 +4,7 @@
 #   image.sh RELEASE DIRECTORY
 #
 # leaves in the (new) directory `disk.img`, `vmlinuz` and `initrd` to boot, and `root/`, the same tree as files: QEMU is run from
-# there. Exit status 77: it cannot be made on this machine, and why is on stderr. It never touches anything but the directory.
+# there. Exit status 77: it cannot be made on this machine, and why is on stderr. It never installs anything on the machine itself.
 set -euo pipefail
 release=$1 out=$2
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C
@@ -18,7 +18,7 @@ keys=/usr/share/keyrings/debian-archive-keyring.gpg
 [ -e $keys ] || cannot "debian-archive-keyring is not installed"
 
 # Which archive this is, apt knows only once it has read what the archive says of itself.
-archive() { apt-get indextargets --format '$(REPO_URI)' 'Identifier: Packages' 'Label: Debian' | head -n 1; }
+archive() { apt-get indextargets --format '$(REPO_URI)' 'Identifier: Packages' 'Label: Debian' | sed --quiet 1p; }
 [ -n "$(archive)" ] || apt-get update --quiet=2 || true
 archive=$(archive)
 [ -n "$archive" ] || cannot "apt here knows no archive of Debian's"
@@ -56,8 +56,8 @@ echo 0123456789abcdef0123456789abcdef >"$root/etc/machine-id"
 : >"$root/etc/fstab"
 echo 'stdio_handler = "file"' >>"$root/etc/libvirt/qemu.conf"
 
-# What a boot starts is cleared and named anew: under emulation a stock boot takes three times as long, most of it for devices that a
-# host VM has not. Whoever needs more starts it.
+# What a boot starts is cleared and named anew: under emulation a stock boot takes three times as long, most of it for devices that
+# a host VM has not. Whoever needs more starts it.
 units=/usr/lib/systemd/system
 find "$root/etc/systemd/system" "$root$units" -name '*.wants' -exec rm -r {} +
 rm -r "$root"/usr/lib/systemd/system-generators
@@ -72,7 +72,8 @@ wants() {
 }
 wants local-fs.target tmp.mount run-lock.mount
 wants sysinit.target systemd-journald.service systemd-tmpfiles-setup.service dev-hugepages.mount sys-kernel-tracing.mount
-wants sockets.target systemd-journald.socket systemd-journald-dev-log.socket dbus.socket libvirtd.socket libvirtd-ro.socket libvirtd-admin.socket
+wants sockets.target systemd-journald.socket systemd-journald-dev-log.socket dbus.socket
+wants sockets.target libvirtd.socket libvirtd-ro.socket libvirtd-admin.socket
 wants multi-user.target dbus.service libvirtd.service qemu-guest-agent.service
 # The packaged unit waits for udev, which does not run. Commands of the tests inherit this environment.
 cat >"$root/etc/systemd/system/qemu-guest-agent.service" <<'END'

@@ -32,9 +32,6 @@ const KERNEL: &str = "console=ttyS0 quiet lpj=8400000 tsc=reliable no_timer_chec
 /// The size of the disk on which files are brought in.
 const LETTERBOX: u64 = 64 << 20;
 
-/// How memory can be left in its files: it is in them already, and migration leaves it out.
-const IGNORE_SHARED: &str = "x-ignore-shared";
-
 /// A running machine.
 pub(crate) struct Vm {
     supervisor: Child,
@@ -88,13 +85,13 @@ impl Vm {
     }
 
     /// Writes down the state of a machine that was booted, and ends it.
-    pub(crate) fn save(self, state: &Path) {
+    pub(crate) fn save(mut self, state: &Path) {
         self.monitor("stop", Value::Null);
         self.ignore_shared();
         self.monitor("migrate", json!({ "uri": format!("file:{}/state", state.display()) }));
         self.wait_for_migration();
-        // In an orderly way, for what is not yet in the disk's file.
         self.monitor("quit", Value::Null);
+        self.supervisor.wait().unwrap();
     }
 
     /// Goes on from where a machine was saved; the files of its state are not written to.
@@ -135,10 +132,8 @@ impl Vm {
             .args(shape.arguments(memory))
             .args(["-kernel", &kernel, "-initrd", &initrd, "-append", KERNEL])
             .args(["-chardev", &format!("file,id=serial,path={}", path("serial.log")), "-serial", "chardev:serial"])
-            .args(["-drive", &format!("{disk},if=none,id=disk,format=raw,cache=unsafe")])
-            .args(["-device", "virtio-blk-pci,drive=disk"])
-            .args(["-drive", &format!("file={},if=none,id=letterbox,format=raw,cache=unsafe", path("letterbox"))])
-            .args(["-device", "virtio-blk-pci,drive=letterbox"])
+            .args(["-drive", &format!("{disk},if=virtio,format=raw,cache=unsafe")])
+            .args(["-drive", &format!("file={},if=virtio,format=raw,cache=unsafe", path("letterbox"))])
             .args(["-chardev", &socket("monitor"), "-mon", "monitor,mode=control"])
             .args(["-chardev", &socket("agent"), "-device", "virtio-serial-pci"])
             .args(["-device", "virtserialport,chardev=agent,name=org.qemu.guest_agent.0"])
@@ -183,11 +178,10 @@ impl Vm {
         self.agent.lock().unwrap().call(command, arguments).unwrap_or_else(|error| panic!("guest agent: {error}"))
     }
 
+    /// Has the state saved, or read, without the memory: that is in files already.
     fn ignore_shared(&self) {
-        self.monitor(
-            "migrate-set-capabilities",
-            json!({ "capabilities": [{ "capability": IGNORE_SHARED, "state": true }] }),
-        );
+        let capability = json!({ "capability": "x-ignore-shared", "state": true });
+        self.monitor("migrate-set-capabilities", json!({ "capabilities": [capability] }));
     }
 
     fn wait_for_migration(&self) {
