@@ -70,7 +70,8 @@ impl Host {
         }
         host.put("/etc/virt-pin/virt-pin.toml", 0o644, config.as_bytes());
         host.exec(&["virt-pin", "install"]).ok();
-        host.exec(&["systemctl", "reload", "libvirtd"]).ok();
+        // Debian's daemon goes when nobody has asked it anything for a while; its socket would start it again.
+        host.exec(&["systemctl", "reload-or-restart", "libvirtd"]).ok();
         Some(host)
     }
 

@@ -19,7 +19,7 @@ use crate::shape::Shape;
 use crate::wire::{Wire, base64};
 
 /// How long anything may take that is not a boot; far more than it does, for machines under load.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
 
 /// PID 1 of the namespace: ends when its stdin does, which takes the machine's directory along, or when QEMU does.
 const SUPERVISOR: &str = r#"exec 3<&0; "$@" </dev/null & { cat >/dev/null; rm -r "$0"; } <&3 & wait -n"#;
