@@ -647,6 +647,11 @@ fn check_finds_what_is_wrong() {
     fs::set_permissions(machine.path("/usr/bin/virt-pin"), fs::Permissions::from_mode(0o755)).unwrap();
     assert_eq!(machine.cli(&["check"]).code, Some(0));
     is(finding(&machine, "is seen by the daemon"), "warn", "no libvirt daemon runs");
+    machine.put("/run/libvirt/libvirt-sock", "");
+    is(finding(&machine, "is seen by the daemon"), "warn", "no libvirt daemon runs");
+    fs::create_dir_all(machine.path("/run/systemd/system")).unwrap();
+    is(finding(&machine, "is seen by the daemon"), "pass", "it sleeps");
+    fs::remove_dir_all(machine.path("/run/systemd")).unwrap();
     let hook = machine.path("/etc/libvirt/hooks/qemu.d/10-virt-pin");
     fs::set_permissions(&hook, fs::Permissions::from_mode(0o644)).unwrap();
     is(finding(&machine, "is executable"), "fail", "VMs would be killed");
