@@ -297,6 +297,8 @@ It would get:
   I/O threads    0-1,8-9
   nodes          0-1
   true topology  3 cores of 1 thread
+  NUMA cell 0    vCPU 0 on node 0, 342 MiB
+  NUMA cell 1    vCPUs 1-2 on node 1, 682 MiB
   note: spans 2 nodes (0-1) where 1 is possible; it would be so once enough is free on one node
   note: the XML tells the guest otherwise; `virt-pin transform` prints the <topology>
 "
@@ -311,7 +313,11 @@ It would get:
         view["plan"],
         json!({
             "vcpus": [3, 4, 5], "parked": "11-13", "extra": "7,15", "emulator": "7,15", "iothreads": "0-1,8-9",
-            "nodes": [0, 1], "topology": [1, 1, 3, 1],
+            "nodes": [0, 1], "cells": [
+                { "vcpus": "0", "bytes": 342 << 20, "node": 0 },
+                { "vcpus": "1-2", "bytes": 682 << 20, "node": 1 },
+            ],
+            "topology": [1, 1, 3, 1],
         })
     );
     // By UUID, by file, from stdin: the same.

@@ -72,8 +72,8 @@ fn evenly_over_nodes() {
     let plan = place(&host, "0-15", "", &request(8, &spread)).unwrap();
     assert_eq!(order(&plan), "0 8 1 9 4 12 5 13");
     assert_eq!(plan.cells.iter().map(|cell| cell.vcpus.to_string()).collect::<Vec<_>>(), ["0-3", "4-7"]);
-    let guest = plan.guest.unwrap();
-    assert_eq!((guest.sockets, guest.dies, guest.cores, guest.threads), (2, 1, 2, 2));
+    assert_eq!(plan.guest.unwrap().to_string(), "2 sockets of 2 cores of 2 threads");
+    assert_eq!(plan.cells[1].to_string(), "vCPUs 4-7 on node 1");
     // Three cores: two and one; the larger share goes where the rest then serves best.
     let plan = place(&host, "0-15", "0,8", &request(6, &spread)).unwrap();
     assert_eq!(order(&plan), "1 9 2 10 4 12");

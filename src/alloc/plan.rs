@@ -1,8 +1,10 @@
 //! An answer: which CPU each vCPU gets, what is held beside them, and what the guest is told.
 
 use std::collections::BTreeSet;
+use std::fmt;
 
 use crate::cpuset::{CpuId, CpuSet, NodeId};
+use crate::error::counted;
 
 /// The CPUs of one domain. Made by `alloc::plan`, kept in a lease, written into XML.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,6 +57,31 @@ pub struct GuestTopology {
     pub cores: u16,
     /// Threads of each core.
     pub threads: u16,
+}
+
+/// As people say it: "2 sockets of 4 cores of 2 threads". What there is one of is left out, except cores and threads.
+impl fmt::Display for GuestTopology {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (count, noun) in [(self.sockets, "socket"), (self.dies, "die")] {
+            if count > 1 {
+                write!(f, "{} of ", counted(count, noun))?;
+            }
+        }
+        write!(f, "{} of {}", counted(self.cores, "core"), counted(self.threads, "thread"))
+    }
+}
+
+/// "vCPUs 0-3 on node 1, 512 MiB".
+impl fmt::Display for PlacedCell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.vcpus.len() {
+            0 => f.write_str("no vCPU")?,
+            1 => write!(f, "vCPU {}", self.vcpus)?,
+            _ => write!(f, "vCPUs {}", self.vcpus)?,
+        }
+        self.node.map_or(Ok(()), |node| write!(f, " on node {}", node.0))?;
+        self.bytes.map_or(Ok(()), |bytes| write!(f, ", {} MiB", bytes >> 20))
+    }
 }
 
 impl Plan {

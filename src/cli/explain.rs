@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::advice::{self, How};
 use super::{Answer, Context, failure, subject, to_json};
-use crate::alloc::plan::Plan;
+use crate::alloc::plan::{PlacedCell, Plan};
 use crate::alloc::repack::Extent;
 use crate::alloc::request::Request;
 use crate::alloc::{self, quality};
@@ -76,6 +76,22 @@ struct PlanView {
     nodes: Vec<u16>,
     /// Sockets, dies, cores, threads.
     topology: Option<(u16, u16, u16, u16)>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    cells: Vec<CellView>,
+}
+
+/// A NUMA cell of the guest.
+#[derive(Serialize)]
+struct CellView {
+    vcpus: String,
+    bytes: Option<u64>,
+    node: Option<u16>,
+}
+
+impl From<&PlacedCell> for CellView {
+    fn from(cell: &PlacedCell) -> CellView {
+        CellView { vcpus: cell.vcpus.to_string(), bytes: cell.bytes, node: cell.node.map(|node| node.0) }
+    }
 }
 
 impl From<&Plan> for PlanView {
@@ -89,6 +105,7 @@ impl From<&Plan> for PlanView {
             iothreads: plan.iothreads.to_string(),
             nodes: plan.nodes.iter().map(|node| node.0).collect(),
             topology: plan.guest.map(|guest| (guest.sockets, guest.dies, guest.cores, guest.threads)),
+            cells: plan.cells.iter().map(CellView::from).collect(),
         }
     }
 }
@@ -242,11 +259,13 @@ fn render(view: &View<'_>) -> String {
         }
     }
     if let Some(guest) = plan.guest {
-        let (cores, threads) = (counted(guest.cores, "core"), counted(guest.threads, "thread"));
-        out.push_str(&format!("  true topology  {cores} of {threads}\n"));
+        out.push_str(&format!("  true topology  {guest}\n"));
         if guest.threads == 1 && !plan.parked.is_empty() && plan.parked.len() < plan.vcpus.len() {
             out.push_str("  note: an odd number of vCPUs on cores of several threads: the guest sees each as a core\n");
         }
+    }
+    for (number, cell) in plan.cells.iter().enumerate() {
+        out.push_str(&format!("  {:<14} {cell}\n", format!("NUMA cell {number}")));
     }
     if let Some(advice) = &view.advice {
         out.push_str(&format!("  note: {}\n", printable(&advice.message)));

@@ -129,8 +129,10 @@ pub(super) fn lease(context: &Context, domain: &str) -> Result<String> {
         line("I/O threads", &view.iothreads);
         line("Nodes", &list_of(&view.nodes));
         if let Some(guest) = plan.guest {
-            let (cores, threads) = (counted(guest.cores, "core"), counted(guest.threads, "thread"));
-            line("True topology", &format!("{cores} of {threads}"));
+            line("True topology", &guest.to_string());
+        }
+        for (number, cell) in plan.cells.iter().enumerate() {
+            line(&format!("NUMA cell {number}"), &cell.to_string());
         }
     }
     if let Some(qemu) = lease.qemu {
