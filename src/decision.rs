@@ -15,7 +15,7 @@ use crate::alloc::{self, Steps, Supply, check};
 use crate::config::settings::Settings;
 use crate::cpuset::{CpuId, CpuSet};
 use crate::enforce::pool::Claim;
-use crate::error::{Code, Error, Moved, Result, printable};
+use crate::error::{Code, Error, Moved, Result, listed, printable};
 use crate::host::machine_name::machine_name;
 use crate::host::root::Root;
 use crate::host::{Topology, cgroup, pci, sysfs};
@@ -211,7 +211,7 @@ impl Situation {
         self.running = others().map(|lease| lease.uuid).collect();
         self.taken = leases.taken_from(domain);
         for plan in others().filter_map(Lease::plan) {
-            self.taken = self.taken.union(&self.held(plan));
+            self.taken = self.taken.union(&plan.held(&self.topology));
             self.housekeeping = self.housekeeping.difference(&plan.exclusive());
         }
         let seats = others().filter_map(|lease| {
@@ -224,16 +224,12 @@ impl Situation {
         self
     }
 
-    /// What a plan keeps from others: its CPUs, and the siblings of whole cores that came online later.
-    fn held(&self, plan: &Plan) -> CpuSet {
-        let cores = plan.vcpus.iter().flatten().filter(|_| plan.whole);
-        let cores = cores.filter_map(|&cpu| self.topology.siblings(cpu));
-        cores.fold(plan.exclusive(), |all, core| all.union(core))
-    }
-
     /// Where VMs without a lease run beside these leases.
     pub fn shared_pool(&self, leases: &Leases) -> CpuSet {
-        leases.iter().filter_map(Lease::plan).fold(self.usable.clone(), |pool, plan| pool.difference(&self.held(plan)))
+        leases
+            .iter()
+            .filter_map(Lease::plan)
+            .fold(self.usable.clone(), |pool, plan| pool.difference(&plan.held(&self.topology)))
     }
 
     /// What the allocator works with.
@@ -309,7 +305,7 @@ impl Situation {
         let others = leases.iter().filter(|lease| Some(lease.uuid) != domain && lease.state != State::Provisional);
         let movers = others.filter_map(|lease| {
             let id = (lease.name.as_str(), lease.uuid);
-            Some(Mover { id, request: lease.request.clone()?, cpus: self.held(lease.plan()?) })
+            Some(Mover { id, request: lease.request.clone()?, cpus: lease.plan()?.held(&self.topology) })
         });
         // Nobody is told to move to where an autostart domain will be.
         let taken = self.taken.union(&self.reserved());
@@ -353,9 +349,7 @@ fn exactly(supply: &Supply<'_>, request: &Request, pins: &Pins) -> Option<Plan> 
         .map(|vcpu| pins.vcpus.get(&vcpu).filter(|cpus| cpus.len() == 1).and_then(CpuSet::first))
         .collect::<Option<_>>()?;
     let named: CpuSet = order.iter().copied().collect();
-    let named = named.union(&pins.all());
-    let cores =
-        named.iter().filter_map(|cpu| supply.topology.siblings(cpu)).fold(named.clone(), |all, core| all.union(core));
+    let cores = supply.topology.with_siblings(&named.union(&pins.all()));
     // Everything else counts as taken, so that only these CPUs are left.
     let taken = supply.taken.union(&supply.pinnable.difference(&cores));
     let mut plan = alloc::plan(&Supply { taken: &taken, ..*supply }, request).ok()?;
@@ -422,14 +416,8 @@ pub fn static_conflict(cpus: &CpuSet, owner: &Lease) -> Error {
 
 /// Who holds CPUs, for the hint of a refusal: `"a" 2-3, "b" 4-5`.
 pub fn holders(leases: &Leases, except: Option<DomainUuid>) -> Option<String> {
-    const SHOWN: usize = 8;
-    let held: Vec<_> = leases.iter().filter(|lease| Some(lease.uuid) != except && !lease.cpus().is_empty()).collect();
-    let mut names: Vec<_> =
-        held.iter().take(SHOWN).map(|lease| format!("\"{}\" {}", lease.name, lease.cpus())).collect();
-    if held.len() > SHOWN {
-        names.push(format!("{} more", held.len() - SHOWN));
-    }
-    (!names.is_empty()).then(|| names.join(", "))
+    let held = leases.iter().filter(|lease| Some(lease.uuid) != except && !lease.cpus().is_empty());
+    listed(held.map(|lease| (lease.name.as_str(), lease.cpus())))
 }
 
 /// The same error, its sentence about this domain, and for a lack of room the holders as a hint.

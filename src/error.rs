@@ -477,6 +477,19 @@ pub fn printable(text: &str) -> String {
     out
 }
 
+/// Who has what, the first of many: `"a" 2-3, "b" 4-5, 7 more`; `None` where there is nobody.
+pub fn listed<'n>(all: impl Iterator<Item = (&'n str, impl fmt::Display)>) -> Option<String> {
+    const SHOWN: usize = 8;
+    let mut all = all;
+    let mut named: Vec<_> =
+        all.by_ref().take(SHOWN).map(|(name, what)| format!("\"{}\" {what}", printable(name))).collect();
+    let more = all.count();
+    if more > 0 {
+        named.push(format!("{more} more"));
+    }
+    (!named.is_empty()).then(|| named.join(", "))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

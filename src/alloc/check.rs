@@ -131,8 +131,7 @@ fn cells(supply: &Supply<'_>, request: &Request, plan: &Plan) -> Result<(), ()> 
     }
     let mut cell_of_core = BTreeMap::new();
     for (number, cell) in request.cells.iter().enumerate() {
-        let own = cell.vcpus.iter().filter_map(|vcpu| plan.vcpus.get(usize::from(vcpu.0)).copied().flatten());
-        let cpus: Vec<_> = own.filter_map(|cpu| supply.topology.cpu(cpu)).collect();
+        let cpus: Vec<_> = plan.own_cpus(&cell.vcpus).filter_map(|cpu| supply.topology.cpu(cpu)).collect();
         let nodes: BTreeSet<_> = cpus.iter().map(|cpu| cpu.node).collect();
         let whole = request.policy.cores == Cores::Whole;
         let cores = cpus.iter().filter(|_| whole).filter_map(|cpu| cpu.core);
@@ -163,11 +162,8 @@ fn cells_are_the_guests(request: &Request, plan: &Plan) -> bool {
 fn is_spread(supply: &Supply<'_>, request: &Request, plan: &Plan) -> bool {
     let node = |cpu: CpuId| supply.topology.cpu(cpu).and_then(|cpu| cpu.node);
     if request.cells.len() > 1 {
-        let cells = request.cells.iter().filter_map(|cell| {
-            let mut own = cell.vcpus.iter().filter_map(|vcpu| plan.vcpus.get(usize::from(vcpu.0)).copied().flatten());
-            own.next().map(node)
-        });
-        let cells: Vec<_> = cells.collect();
+        let cells: Vec<_> =
+            request.cells.iter().filter_map(|cell| plan.own_cpus(&cell.vcpus).next().map(node)).collect();
         return cells.iter().collect::<BTreeSet<_>>().len() == cells.len();
     }
     let named = request.policy.nodes.as_ref();

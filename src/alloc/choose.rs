@@ -234,10 +234,13 @@ impl Search<'_> {
         let vcpus = self.demand.groups.get(group).copied().unwrap_or(0);
         let from = last.filter(|(size, _)| self.demand.equals && *size == vcpus).map_or(0, |(_, at)| at);
         for at in self.candidates(nodes, vcpus).into_iter().filter(|&at| at >= from) {
-            let Some(before) = nodes.get(at).map(Seats::room) else { continue };
-            nodes.iter_mut().skip(at).take(1).for_each(|node| node.take(group, vcpus));
+            let Some(node) = nodes.get_mut(at) else { continue };
+            let before = node.room();
+            node.take(group, vcpus);
             self.seat(nodes, rest, Some((vcpus, at)), found);
-            nodes.iter_mut().skip(at).take(1).for_each(|node| node.give_back(before));
+            if let Some(node) = nodes.get_mut(at) {
+                node.give_back(before);
+            }
             let Some(left) = self.seats.get().checked_sub(1) else { return };
             self.seats.set(left);
         }

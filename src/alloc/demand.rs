@@ -32,12 +32,12 @@ use std::collections::BTreeSet;
 
 use super::ground::Ground;
 use super::plan::Plan;
-use super::policy::{Cores, OtherThreads, Span, ThreadsPerCore};
+use super::policy::{Cores, Span, ThreadsPerCore};
 use super::refusal::Refusal;
 use super::request::Request;
 use super::{Steps, Supply};
 use crate::cpuset::CpuSet;
-use crate::error::{Code, counted, printable};
+use crate::error::{Code, counted, listed};
 use crate::host::Topology;
 
 /// How often the allocator may be asked in step 3, for each tier and beyond its first round: a bound on work, never on
@@ -237,8 +237,7 @@ fn constraints(request: &Request, nodes: usize, threads: usize) -> impl Ord + us
     let policy = &request.policy;
     let allowed = policy.nodes.as_ref().map_or(nodes, CpuSet::len).min(nodes);
     let one_node = policy.numa == Span::Single || !request.cells.is_empty();
-    let extra = usize::from(policy.emulator == OtherThreads::Isolate)
-        + usize::from(policy.iothreads == OtherThreads::Isolate && request.iothreads > 0);
+    let extra = request.isolated();
     let vcpus = request.dedicated().count();
     let cpus = match (policy.cores, policy.threads_per_core) {
         (Cores::Thread, _) => vcpus + extra,
@@ -365,14 +364,7 @@ impl<K: Ord> Settled<'_, K> {
 
     /// Some of the others by name, with their CPUs; `None` if there is none.
     fn list(&self, which: impl Fn(&Place<'_, K>) -> bool) -> Option<String> {
-        const SHOWN: usize = 8;
-        let all: Vec<_> = self.others().filter(|place| which(place)).collect();
-        let named = all.iter().take(SHOWN).map(|place| format!("\"{}\" {}", printable(&place.of.name), place.cpus()));
-        let mut named: Vec<_> = named.collect();
-        if all.len() > SHOWN {
-            named.push(format!("{} more", all.len() - SHOWN));
-        }
-        (!named.is_empty()).then(|| named.join(", "))
+        listed(self.others().filter(|place| which(place)).map(|place| (place.of.name.as_str(), place.cpus())))
     }
 
     /// Why the domain does not get this plan.

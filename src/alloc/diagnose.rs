@@ -198,8 +198,8 @@ impl Wanted<'_> {
 fn named_and_taken(supply: &Supply<'_>, request: &Request) -> Option<Refusal> {
     let named = request.policy.cpus.as_ref()?;
     let whole = request.policy.cores == Cores::Whole;
-    let cores = named.iter().filter(|_| whole).filter_map(|cpu| supply.topology.siblings(cpu));
-    let held = cores.fold(named.clone(), |all, core| all.union(core)).intersection(supply.taken);
+    let all = if whole { supply.topology.with_siblings(named) } else { named.clone() };
+    let held = all.intersection(supply.taken);
     let of = if whole { "of their cores " } else { "" };
     let amount = |threads: usize| Amount { cores: None, threads: small(threads) };
     let room = || Room {

@@ -9,7 +9,7 @@ use super::plan::{GuestTopology, PlacedCell, Plan};
 use super::policy::GuestView;
 use super::request::{GuestMemory, Pages, Request};
 use crate::cpuset::{CpuId, CpuSet, NodeId};
-use crate::host::{Cpu, Topology};
+use crate::host::{Cpu, HugePages, Topology};
 
 /// libvirt rounds the memory of a cell up to this, so that anything finer would change the guest's memory.
 const CELL_UNIT: u64 = 1 << 20;
@@ -111,7 +111,7 @@ fn shares(topology: &Topology, memory: GuestMemory, plan: &Plan, cells: &BTreeMa
         match memory.pages {
             Pages::Huge(kib) => {
                 let pages = node.huge_pages.iter().find(|pages| pages.size_kib == kib);
-                Some(pages.map_or(0, |pages| pages.free.saturating_mul(kib).saturating_mul(1024)))
+                Some(pages.map_or(0, HugePages::free_bytes))
             }
             Pages::Ordinary => node.available_bytes,
             Pages::HugeDefault => None,

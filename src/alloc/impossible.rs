@@ -88,8 +88,7 @@ fn named_cpus(supply: &Supply<'_>, request: &Request, cpus: &CpuSet) -> Result<(
     let siblings = |cpu: &CpuId| topology.siblings(*cpu);
     let whole = request.policy.cores == Cores::Whole;
     let unknown: CpuSet = cpus.iter().filter(|cpu| whole && siblings(cpu).is_none()).collect();
-    let cores = cpus.iter().filter(|_| whole).filter_map(|cpu| topology.siblings(cpu));
-    let held = cores.fold(cpus.clone(), |all, core| all.union(core)).difference(supply.pinnable);
+    let held = if whole { topology.with_siblings(cpus) } else { cpus.clone() }.difference(supply.pinnable);
     let is_wanted = is_wanted(topology, request);
     let unwanted: CpuSet = cpus.iter().filter(|&cpu| !topology.cpu(cpu).is_some_and(&is_wanted)).collect();
     let wrong = [

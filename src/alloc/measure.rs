@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::Supply;
 use super::choose::Piece;
 use super::pieces::is_wanted;
-use super::policy::{Cores, OtherThreads, Span, ThreadsPerCore};
+use super::policy::{Cores, Span, ThreadsPerCore};
 use super::request::Request;
 use crate::cpuset::{CpuId, CpuSet};
 use crate::error::{Amount, Part, Withheld};
@@ -174,12 +174,6 @@ impl Why {
             Why::NoEmulator => Some("no housekeeping CPU of their class for the emulator"),
         }
     }
-}
-
-/// Pieces beside those of the vCPUs, for emulator and I/O threads.
-pub(super) fn extra(request: &Request) -> usize {
-    let isolate = |others| usize::from(others == OtherThreads::Isolate);
-    isolate(request.policy.emulator) + isolate(request.policy.iothreads) * usize::from(request.iothreads > 0)
 }
 
 pub(super) fn small(number: usize) -> u32 {

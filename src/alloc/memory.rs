@@ -6,7 +6,7 @@ use super::groups::Group;
 use super::policy::Memory;
 use super::request::{GuestMemory, Pages, Request};
 use crate::cpuset::NodeId;
-use crate::host::{Node, Topology};
+use crate::host::{HugePages, Node, Topology};
 
 /// Whether the guest's memory has room when each group lies on these nodes; a single set is for all groups together.
 pub(super) fn has_room(topology: &Topology, request: &Request, groups: &[Group], nodes: &[BTreeSet<NodeId>]) -> bool {
@@ -20,8 +20,7 @@ pub(super) fn has_room(topology: &Topology, request: &Request, groups: &[Group],
         && used.into_iter().all(|here| {
             let cells = groups.iter().zip(nodes).filter(|(_, nodes)| *nodes == here);
             let bytes = cells.map(|(group, _)| group.bytes.unwrap_or(0)).fold(0, u64::saturating_add);
-            let memory = request.memory.map(|memory| GuestMemory { bytes, ..memory });
-            lacking(topology, &Request { memory, ..Request::new(1, request.policy.clone()) }, here).is_none()
+            bound(request).is_none_or(|memory| lacks(topology, GuestMemory { bytes, ..memory }, here).is_none())
         })
 }
 
@@ -44,7 +43,16 @@ pub(super) fn memory_nodes(topology: &Topology, nodes: &BTreeSet<NodeId>) -> BTr
 
 /// Memory that these nodes lack for the guest, as (needed, free) bytes; `None` = enough, not bound, or not known.
 pub(super) fn lacking(topology: &Topology, request: &Request, nodes: &BTreeSet<NodeId>) -> Option<(u64, u64)> {
-    let GuestMemory { bytes, pages } = request.memory.filter(|_| request.policy.memory == Memory::Follow)?;
+    lacks(topology, bound(request)?, nodes)
+}
+
+/// The guest's memory where it follows the CPUs.
+fn bound(request: &Request) -> Option<GuestMemory> {
+    request.memory.filter(|_| request.policy.memory == Memory::Follow)
+}
+
+fn lacks(topology: &Topology, memory: GuestMemory, nodes: &BTreeSet<NodeId>) -> Option<(u64, u64)> {
+    let GuestMemory { bytes, pages } = memory;
     let from = memory_nodes(topology, nodes);
     // Where no node is known to have memory, nothing is bound.
     if from.is_empty() {
@@ -58,7 +66,7 @@ pub(super) fn lacking(topology: &Topology, request: &Request, nodes: &BTreeSet<N
         Pages::Huge(kib) => from
             .iter()
             .filter_map(|&id| topology.node(id)?.huge_pages.iter().find(|pages| pages.size_kib == kib))
-            .map(|pages| pages.free.saturating_mul(kib).saturating_mul(1024))
+            .map(HugePages::free_bytes)
             .fold(0, u64::saturating_add),
         Pages::HugeDefault => return None,
     };

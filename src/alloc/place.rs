@@ -94,15 +94,13 @@ fn demand<'a>(
     sizes: &'a [u32],
     far: Option<Far<'a>>,
 ) -> Demand<'a> {
-    let emulator = request.policy.emulator == OtherThreads::Isolate;
-    let iothreads = request.policy.iothreads == OtherThreads::Isolate && request.iothreads > 0;
     // Over one node there is nothing to spread; and the only cell with vCPUs lies on one all the same.
     let alone = groups.len() == 1 && (request.policy.numa == Span::Spread || has_cells(request));
     Demand {
         vcpus: sizes.iter().sum(),
         groups: sizes,
         equals: groups.windows(2).all(|pair| matches!(pair, [a, b] if a.bytes == b.bytes)),
-        extra: usize::from(emulator) + usize::from(iothreads),
+        extra: request.isolated(),
         numa: if alone { Span::Single } else { request.policy.numa },
         cache: request.policy.cache,
         one_class: topology.keeps_vms_in_one_class(),

@@ -5,6 +5,7 @@ use std::fmt;
 
 use crate::cpuset::{CpuId, CpuSet, NodeId};
 use crate::error::counted;
+use crate::host::Topology;
 
 /// The CPUs of one domain. Made by `alloc::plan`, kept in a lease, written into XML.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -107,6 +108,11 @@ impl Plan {
         self.vcpus.iter().copied().flatten().collect()
     }
 
+    /// The CPUs that these vCPUs, by number, have of their own, in the order of the numbers.
+    pub fn own_cpus<'a>(&'a self, vcpus: &'a CpuSet) -> impl Iterator<Item = CpuId> + 'a {
+        vcpus.iter().filter_map(|vcpu| self.vcpus.get(usize::from(vcpu.0)).copied().flatten())
+    }
+
     /// Where each vCPU may run, by number: on its own CPU, or on the shared ones.
     pub fn vcpu_places(&self) -> impl Iterator<Item = (u16, CpuSet)> + '_ {
         (0..)
@@ -117,6 +123,12 @@ impl Plan {
     /// The CPUs that nobody else may have.
     pub fn exclusive(&self) -> CpuSet {
         self.vcpu_cpus().union(&self.parked).union(&self.extra)
+    }
+
+    /// What the plan keeps from others on this machine: its CPUs, and of whole cores the siblings that came online later.
+    pub fn held(&self, topology: &Topology) -> CpuSet {
+        let cores = if self.whole { topology.with_siblings(&self.vcpu_cpus()) } else { CpuSet::new() };
+        self.exclusive().union(&cores)
     }
 
     /// The CPUs that any thread of the domain may run on: the confinement of its cgroup. Parked CPUs are not among them.

@@ -50,9 +50,8 @@ pub fn pools<'p>(supply: &Supply<'_>, plans: impl IntoIterator<Item = &'p Plan>)
     for plan in plans {
         dedicated = dedicated.union(&plan.vcpu_cpus());
         extra = extra.union(&plan.extra);
-        // A sibling that came online later is part of the core all the same.
-        let cores = plan.vcpus.iter().flatten().filter(|_| plan.whole).filter_map(|&cpu| topology.siblings(cpu));
-        parked = cores.fold(parked.union(&plan.parked), |all, core| all.union(core));
+        // What it holds and does not use.
+        parked = parked.union(&plan.held(topology));
     }
     let parked = parked.difference(&dedicated).difference(&extra);
     let (mut nodes, mut llcs) = (BTreeMap::new(), BTreeMap::new());

@@ -6,7 +6,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::measure::extra;
 use super::pieces::pieces;
 use super::plan::Plan;
 use super::policy::Span;
@@ -106,7 +105,7 @@ pub fn fit(supply: &Supply<'_>, request: &Request, given: &Plan) -> Option<Fit> 
     if per_piece == 0 || !alike {
         return None;
     }
-    let needs = request.dedicated().count().div_ceil(usize::from(per_piece)) + extra(request);
+    let needs = request.dedicated().count().div_ceil(usize::from(per_piece)) + request.isolated();
     let mut domains: BTreeMap<_, usize> = BTreeMap::new();
     for cpu in all.iter().filter_map(|piece| piece.cpus.first()) {
         *domains.entry(in_one(*cpu)).or_default() += 1;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::policy::Policy;
+use super::policy::{OtherThreads, Policy};
 use crate::cpuset::{CpuId, CpuSet, NodeId};
 
 /// A domain's demand on the host.
@@ -26,6 +26,13 @@ impl Request {
     /// A request for so many vCPUs and nothing else.
     pub fn new(vcpus: u16, policy: Policy) -> Request {
         Request { vcpus, iothreads: 0, policy, memory: None, cells: Vec::new(), devices: BTreeSet::new() }
+    }
+
+    /// How many places beside the vCPUs' its emulator and I/O threads ask for. Without I/O threads none is set aside for them.
+    pub fn isolated(&self) -> usize {
+        let emulator = self.policy.emulator == OtherThreads::Isolate;
+        let iothreads = self.policy.iothreads == OtherThreads::Isolate && self.iothreads > 0;
+        usize::from(emulator) + usize::from(iothreads)
     }
 
     /// The vCPUs that get CPUs of their own, ascending.

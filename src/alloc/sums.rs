@@ -8,7 +8,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use super::Supply;
-use super::measure::extra;
 use super::pieces::pieces;
 use super::policy::{Cores, Policy, Span};
 use super::request::Request;
@@ -108,7 +107,7 @@ impl Sums {
                 (_, Span::Single) => Within::Node,
                 _ => Within::Machine,
             },
-            needs: (request.dedicated().count().div_ceil(terms.most) + extra(request)) * terms.smallest,
+            needs: (request.dedicated().count().div_ceil(terms.most) + request.isolated()) * terms.smallest,
             whole: policy.cores == Cores::Whole,
             terms,
         }

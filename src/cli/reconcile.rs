@@ -192,10 +192,7 @@ fn observed(root: &Root, situation: &Situation, wish: &Dedicated, status: &qemu:
     // Otherwise what is seen: the allowlist may have changed since the start.
     let leased: CpuSet = order.iter().copied().collect();
     let whole = wish.request.policy.cores == Cores::Whole;
-    let siblings = |cpus: &CpuSet| {
-        let cores = cpus.iter().filter_map(|cpu| situation.topology.siblings(cpu));
-        cores.filter(|_| whole).fold(cpus.clone(), |all, core| all.union(core))
-    };
+    let siblings = |cpus: &CpuSet| if whole { situation.topology.with_siblings(cpus) } else { cpus.clone() };
     // QEMU's other threads on CPUs that may be handed out hold those as well.
     let extra = siblings(&emulator.union(&iothreads).intersection(&situation.pinnable)).difference(&siblings(&leased));
     if leased.len() != order.len() {

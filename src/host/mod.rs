@@ -79,6 +79,11 @@ impl HugePages {
     pub fn total_bytes(&self) -> u64 {
         self.total.saturating_mul(self.size_kib).saturating_mul(1024)
     }
+
+    /// What is free of them in bytes.
+    pub fn free_bytes(&self) -> u64 {
+        self.free.saturating_mul(self.size_kib).saturating_mul(1024)
+    }
 }
 
 /// One NUMA node; it may lack CPUs or memory.
@@ -225,6 +230,11 @@ impl Topology {
     /// The known cores with their online threads, ascending.
     pub fn cores(&self) -> &BTreeMap<CoreId, CpuSet> {
         &self.processors.cores
+    }
+
+    /// These CPUs, and all online threads of their cores as far as those are known.
+    pub fn with_siblings(&self, cpus: &CpuSet) -> CpuSet {
+        cpus.iter().filter_map(|cpu| self.siblings(cpu)).fold(cpus.clone(), |all, core| all.union(core))
     }
 
     /// The online threads of the CPU's core, itself included; `None` where its core is unknown or it is offline.
