@@ -16,11 +16,15 @@ pub(crate) struct Guest {
     tuning: String,
     cpu: String,
     disk: Option<&'static str>,
+    firmware: Option<&'static str>,
 }
 
 impl Guest {
     /// Where the disk of a guest made by [`Guest::powering_off`] is.
     pub(crate) const POWER_OFF_DISK: &'static str = "/var/lib/libvirt/images/power-off.img";
+
+    /// Where the firmware of a guest made by [`Guest::busy`] is.
+    pub(crate) const BUSY_FIRMWARE: &'static str = "/var/lib/libvirt/images/busy.rom";
 
     /// A guest with one vCPU that runs for ever.
     pub(crate) fn new(name: &str) -> Guest {
@@ -34,6 +38,7 @@ impl Guest {
             tuning: String::new(),
             cpu: String::new(),
             disk: None,
+            firmware: None,
         }
     }
 
@@ -85,6 +90,12 @@ impl Guest {
         self
     }
 
+    /// The same guest, but its first vCPU never rests.
+    pub(crate) fn busy(mut self) -> Guest {
+        self.firmware = Some(Guest::BUSY_FIRMWARE);
+        self
+    }
+
     /// The same guest, but its start fails after the hook's `prepare`: its disk does not exist.
     pub(crate) fn without_its_disk(mut self) -> Guest {
         self.disk = Some("/var/lib/libvirt/images/missing.img");
@@ -110,10 +121,12 @@ impl Guest {
         }
         let current = self.current.map(|current| format!(" current='{current}'")).unwrap_or_default();
         let cpuset = self.default_cpuset.as_ref().map(|cpus| format!(" cpuset='{cpus}'")).unwrap_or_default();
+        let loader = self.firmware.map(|file| format!("<loader readonly='yes' type='rom'>{file}</loader>"));
+        let loader = loader.unwrap_or_default();
         write!(
             xml,
             "<memory unit='MiB'>{memory}</memory><vcpu{current}{cpuset}>{vcpus}</vcpu>{tuning}\
-             <os><type arch='x86_64' machine='pc'>hvm</type></os><features><acpi/></features>{cpu}\
+             <os><type arch='x86_64' machine='pc'>hvm</type>{loader}</os><features><acpi/></features>{cpu}\
              <devices><controller type='usb' model='none'/><memballoon model='none'/>"
         )
         .unwrap();
@@ -127,6 +140,11 @@ impl Guest {
         }
         xml + "</devices></domain>"
     }
+}
+
+/// A firmware of nothing but a jump to itself, which is also where a CPU begins.
+pub(crate) fn busy_firmware() -> Vec<u8> {
+    [0xeb, 0xfe].repeat(64 << 9)
 }
 
 /// A disk whose boot sector asks the ACPI hardware for S5, as an operating system does at shutdown: SLP_EN with
