@@ -916,3 +916,22 @@ fn reconcile_rebuilds_what_runs() {
     let message = found.unwrap()["message"].as_str().unwrap();
     assert!(message.contains("\"vm2\" may run on leased CPUs 3,11; \"vm3\" may run on leased CPUs 3,11"), "{message}");
 }
+
+/// Before a migration: what would another host give?
+#[test]
+fn explain_for_another_host_knows_its_leases_and_its_configuration() {
+    let (here, there) = (Machine::new("2-3,10-11"), Machine::new("3-5,11-13"));
+    let vm = Vm::new(1, 2);
+    here.define(&vm, false);
+    here.prepare(&vm);
+    there.prepare(&Vm::new(2, 2));
+    let file = here.path("there.txt");
+    there.cli(&["gather", file.to_str().unwrap(), "--state"]).printed();
+    let view = here.json(&["explain", "--for-host", file.to_str().unwrap(), "vm1"]);
+    assert_eq!(view["plan"]["vcpus"], serde_json::json!([4, 12]), "{view}");
+    assert!(view.get("held").is_none(), "{view}");
+    // A description without them is a host where nothing may be handed out.
+    let bare = here.path("bare.txt");
+    there.cli(&["gather", bare.to_str().unwrap()]).printed();
+    here.cli(&["explain", "--for-host", bare.to_str().unwrap(), "vm1"]).complaint(Code::Unsatisfiable);
+}

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::advice::{self, How};
-use super::{Answer, Context, failure, subject, to_json};
+use super::{Answer, Context, failure, to_json};
 use crate::alloc::plan::{PlacedCell, Plan};
 use crate::alloc::repack::Extent;
 use crate::alloc::request::Request;
@@ -110,10 +110,18 @@ impl From<&Plan> for PlanView {
     }
 }
 
+/// How the domain would come in.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Arrival {
+    /// By a start.
+    Start,
+    /// From another host, which has its lease: its XML is rewritten, and no lease of this host is its own.
+    Migration,
+}
+
 /// The text or JSON; a refusal is an answer that is printed, and then an error for the exit status.
-pub(super) fn explain(context: &Context, what: &str) -> Result<Answer> {
-    let text = subject::xml(&context.root, what)?;
-    let domain = Domain::parse(&text)?;
+pub(super) fn explain(context: &Context, text: &str, arrival: Arrival) -> Result<Answer> {
+    let domain = Domain::parse(text)?;
     let identity = read::identity(&domain)?;
     let wish = decision::wish(&context.root, &domain, &identity, &|| context.settings());
     let mut view = View {
@@ -130,7 +138,7 @@ pub(super) fn explain(context: &Context, what: &str) -> Result<Answer> {
         tells_otherwise: false,
     };
     let failed = match wish.map_err(|error| decision::about(error, &identity.name, None))? {
-        Wish::Dedicated(wish) => dedicated(context, &domain, &identity, &wish, &mut view)?,
+        Wish::Dedicated(wish) => dedicated(context, &domain, &identity, (&wish, arrival), &mut view)?,
         Wish::Static(cpus) => by_hand(context, &identity, &cpus, &mut view)?,
         Wish::Shared => {
             view.steps.push("no policy asks for dedicated CPUs: it gets no lease".to_owned());
@@ -158,7 +166,7 @@ fn dedicated(
     context: &Context,
     domain: &Domain<'_>,
     identity: &Identity,
-    wish: &Dedicated,
+    (wish, arrival): (&Dedicated, Arrival),
     view: &mut View<'_>,
 ) -> Result<Option<Error>> {
     view.wish = "dedicated";
@@ -181,8 +189,9 @@ fn dedicated(
     }
     let existing = lease.and_then(Lease::plan);
     let situation = situation.beside(&leases, identity.uuid);
-    let planned = realtime::check(domain, &wish.request)
-        .and_then(|()| situation.plan(wish, existing, false, &mut |step| steps.push(step.to_string())));
+    let planned = realtime::check(domain, &wish.request).and_then(|()| {
+        situation.plan(wish, existing, arrival == Arrival::Migration, &mut |step| steps.push(step.to_string()))
+    });
     let refusal = match planned {
         Ok(plan) => {
             view.held = existing == Some(&plan);

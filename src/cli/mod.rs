@@ -36,6 +36,7 @@ use crate::host::root::Root;
 use crate::lock;
 use crate::lock::leases::Leases;
 use crate::lock::reclaim::reclaim;
+use explain::Arrival;
 
 /// CPUs of their own for libvirt/QEMU virtual machines.
 #[derive(Debug, Parser)]
@@ -87,6 +88,9 @@ enum Verb {
     Explain {
         /// Name or UUID of a defined VM, an XML file, or - for stdin.
         subject: String,
+        /// On another host, if it came there by migration: FILE is what `virt-pin gather --state` wrote there.
+        #[arg(long, value_name = "FILE", conflicts_with = "host")]
+        for_host: Option<PathBuf>,
     },
     /// Print domain XML rewritten for the CPUs this host would give now.
     Transform {
@@ -98,6 +102,9 @@ enum Verb {
     Gather {
         /// A new file; stdout without it.
         file: Option<PathBuf>,
+        /// Also what is handed out here: the configuration and the leases, with the names of their VMs.
+        #[arg(long)]
+        state: bool,
     },
     /// Run a stream of starts and stops against a host, without any VM.
     Simulate {
@@ -139,7 +146,7 @@ enum Verb {
 impl Verb {
     /// Whether the answer is a sentence about what was done.
     fn only_says(&self) -> bool {
-        matches!(self, Verb::Gather { file: Some(_) } | Verb::Install { .. } | Verb::Uninstall | Verb::Sync { .. })
+        matches!(self, Verb::Gather { file: Some(_), .. } | Verb::Install { .. } | Verb::Uninstall | Verb::Sync { .. })
     }
 
     /// Whether the verb changes the machine or asks its libvirt, so that a description cannot stand in for it.
@@ -168,7 +175,8 @@ impl Context {
     /// The leases that the next event would find: without those that are void by now. The file is left as it is.
     fn leases(&self) -> Result<Leases> {
         let mut leases = lock::read(&self.root)?;
-        if leases.iter().next().is_some() {
+        // Which of its VMs still run, a description does not say.
+        if leases.iter().next().is_some() && !self.root.is_description() {
             reclaim(&self.root, &mut leases)?;
         }
         Ok(leases)
@@ -237,7 +245,16 @@ fn run(arguments: Arguments) -> Result<Answer> {
     }
     let says = arguments.verb.only_says();
     let text = match arguments.verb {
-        Verb::Explain { subject } => return explain::explain(&context, &subject),
+        Verb::Explain { subject, for_host } => {
+            let text = subject::xml(&context.root, &subject)?;
+            return match for_host {
+                None => explain::explain(&context, &text, Arrival::Start),
+                Some(file) => {
+                    let there = Context { root: described(&file, "--for-host")?, ..context };
+                    explain::explain(&there, &text, Arrival::Migration)
+                }
+            };
+        }
         Verb::Check => return check::check(&context),
         Verb::Simulate { events, host_shape, moves, autostart_reserve } => {
             return simulate::simulate(&context, &events, host_shape.as_deref(), autostart_reserve, moves);
@@ -250,7 +267,7 @@ fn run(arguments: Arguments) -> Result<Answer> {
         Verb::Map { svg } => map::map(&context, svg.as_deref()),
         Verb::Topology => topology::topology(&context),
         Verb::Transform { file } => transform::transform(&context, &file),
-        Verb::Gather { file } => gather::gather(&context, file.as_deref()),
+        Verb::Gather { file, state } => gather::gather(&context, file.as_deref(), state),
         Verb::Install { hook } => install::install(&context, hook.as_deref()),
         Verb::Uninstall => install::uninstall(&context),
         Verb::Sync { domain, after_stdin } => sync::sync(&context, &domain, after_stdin),
@@ -269,19 +286,22 @@ fn reserve(word: &str) -> std::result::Result<Reserve, String> {
 fn context(arguments: &Arguments) -> Result<Context> {
     let root = match &arguments.host {
         None => Root::from_environment(),
-        Some(file) => {
-            let text = std::fs::read_to_string(file).map_err(|error| Error::io(Code::Usage, "read", file, error))?;
-            description::parse(&text).map_err(|error| {
-                Error::new(Code::Usage, format!("--host {}: {}", file.display(), error.message))
-                    .with_hint("make the file with `virt-pin gather FILE` on the machine it describes")
-            })?
-        }
+        Some(file) => described(file, "--host")?,
     };
     let pinnable = arguments.pinnable.as_deref().map(|list| {
         CpuSet::parse_kernel_list(list)
             .map_err(|error| Error::new(Code::Usage, format!("--pinnable \"{list}\": {error}")))
     });
     Ok(Context { root, pinnable: pinnable.transpose()?, json: arguments.json })
+}
+
+/// The machine that a file describes.
+fn described(file: &Path, option: &str) -> Result<Root> {
+    let text = std::fs::read_to_string(file).map_err(|error| Error::io(Code::Usage, "read", file, error))?;
+    description::parse(&text).map_err(|error| {
+        Error::new(Code::Usage, format!("{option} {}: {}", file.display(), error.message))
+            .with_hint("make the file with `virt-pin gather FILE` on the machine it describes")
+    })
 }
 
 /// Writes a new file: nothing that is there is ever overwritten.

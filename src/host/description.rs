@@ -47,11 +47,19 @@ const OTHERS: [&str; 4] = [KERNEL, MEMINFO, MOUNTS, "/sys/fs/cgroup/cgroup.contr
 /// # Errors
 /// [`Code::TopologyUnreadable`] where there is nothing to describe.
 pub fn gather(root: &Root) -> Result<String> {
+    gather_with(root, &[])
+}
+
+/// The same with the texts of these files, where they are there.
+///
+/// # Errors
+/// As [`gather`].
+pub fn gather_with(root: &Root, also: &[String]) -> Result<String> {
     let (mut files, topology) = sysfs::record(root);
     if files.is_empty() {
         topology?;
     }
-    for path in OTHERS {
+    for path in OTHERS.into_iter().chain(also.iter().map(String::as_str)) {
         // One that cannot be read is one that the readers cannot read either.
         if let Ok(Some(text)) = root.read_if_exists(path) {
             files.insert(path.to_owned(), text);

@@ -25,6 +25,8 @@ use leases::Leases;
 
 /// Where the state lives.
 pub const STATE_DIR: &str = "/run/virt-pin";
+/// The leases, in it.
+pub const LEASES_FILE: &str = "/run/virt-pin/leases.json";
 /// How long a hook waits for the lock. Other holders need about a millisecond; a `virsh define` of the same VM freezes
 /// the whole libvirt daemon while we wait.
 pub const DEADLINE: Duration = Duration::from_secs(2);
@@ -105,9 +107,10 @@ impl StateLock {
 /// [`Code::StateCorrupt`], [`Code::StateNewer`] or [`Code::StateUnsafe`].
 pub fn read(root: &Root) -> Result<Leases> {
     if root.is_description() {
-        return Ok(Leases::default());
+        let Some(text) = root.read_if_exists(LEASES_FILE)? else { return Ok(Leases::default()) };
+        return Leases::from_json(&text).map_err(|error| error.in_file(LEASES_FILE.as_ref()));
     }
-    read_file(&root.resolve(STATE_DIR).join("leases.json"))
+    read_file(&root.resolve(LEASES_FILE))
 }
 
 /// Whether directory and lock are ours alone, as taking the lock demands ([`read`] looks at the leases themselves). What

@@ -142,9 +142,29 @@ impl Guest {
     }
 }
 
-/// A firmware of nothing but a jump to itself, which is also where a CPU begins.
+/// A firmware that does nothing but write to memory, 448 KiB over and over, each time something else.
 pub(crate) fn busy_firmware() -> Vec<u8> {
-    [0xeb, 0xfe].repeat(64 << 9)
+    let mut rom = vec![0; 64 << 10];
+    let code = [
+        0xb8, 0x00, 0x10, // again: mov ax, 0x1000
+        0x43, // inc bx
+        0x8e, 0xc0, // next: mov es, ax
+        0x31, 0xff, // xor di, di
+        0x89, 0xc2, // mov dx, ax
+        0x89, 0xd8, // mov ax, bx
+        0xb9, 0x00, 0x80, // mov cx, 0x8000
+        0xf3, 0xab, // rep stosw
+        0x89, 0xd0, // mov ax, dx
+        0x05, 0x00, 0x10, // add ax, 0x1000
+        0x3d, 0x00, 0x80, // cmp ax, 0x8000
+        0x75, 0xe9, // jne next
+        0xeb, 0xe3, // jmp again
+    ];
+    let start = 0xff00;
+    rom[start..start + code.len()].copy_from_slice(&code);
+    // Where a CPU begins: jmp start.
+    rom[0xfff0..0xfff3].copy_from_slice(&[0xe9, 0x0d, 0xff]);
+    rom
 }
 
 /// A disk whose boot sector asks the ACPI hardware for S5, as an operating system does at shutdown: SLP_EN with

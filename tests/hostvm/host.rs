@@ -75,6 +75,23 @@ impl Host {
         Some(host)
     }
 
+    /// Two of them that can reach each other, and each other's libvirt: at 10.9.0.1 and 10.9.0.2.
+    pub(crate) fn pair(shape: Shape, config: &str) -> Option<[Host; 2]> {
+        /// The clones take themselves for the same machine until they are told otherwise.
+        const MEET: &str = r#"
+            modprobe virtio_net && until [ -e /sys/class/net/eth0 ]; do sleep 0.1; done &&
+            busybox ifconfig eth0 10.9.0.$0 netmask 255.255.255.0 up && hostname host$0 &&
+            echo "127.0.0.1 localhost host$0" >/etc/hosts &&
+            printf 'host_uuid = "0000000%s-1111-4222-8333-444444444444"\nauth_tcp = "none"\n' $0 >>/etc/libvirt/libvirtd.conf &&
+            systemctl stop libvirtd && systemctl start libvirtd-tcp.socket && systemctl start libvirtd"#;
+        let hosts = [Host::with_virt_pin(shape, config)?, Host::with_virt_pin(shape, config)?];
+        Vm::connect(&hosts[0].vm, &hosts[1].vm);
+        for (host, number) in hosts.iter().zip(["1", "2"]) {
+            host.exec(&["bash", "-c", MEET, number]).ok();
+        }
+        Some(hosts)
+    }
+
     /// Runs a shell script.
     #[track_caller]
     pub(crate) fn sh(&self, script: &str) -> Output {

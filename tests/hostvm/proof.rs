@@ -20,9 +20,15 @@ impl Host {
 
     /// The CPU of each vCPU.
     #[track_caller]
-    fn vcpus(&self, name: &str) -> Vec<String> {
+    pub(crate) fn vcpus(&self, name: &str) -> Vec<String> {
         let vcpus = self.threads(name).into_iter().filter(|thread| thread.name.starts_with("CPU "));
         vcpus.map(|thread| thread.cpus).collect()
+    }
+
+    /// Each vCPU is on that CPU.
+    #[track_caller]
+    pub(crate) fn assert_vcpus(&self, name: &str, cpus: &[&str]) {
+        assert_eq!(self.vcpus(name), cpus, "{name}");
     }
 
     /// Everything about CPUs that the host's cgroups, interrupts and units say, a line each.
@@ -237,7 +243,7 @@ fn pins_by_hand_and_leases_refuse_each_other() {
     let Some(host) = Host::with_virt_pin(Shape::default(), CONFIG) else { return };
     let by_hand = Guest::new("by-hand").tuning("<cputune><vcpupin vcpu='0' cpuset='3'/></cputune>");
     host.run(&Guest::new("web").vcpus(2).policy("policy='dedicated'"));
-    assert_eq!(host.vcpus("web"), ["2", "3"]);
+    host.assert_vcpus("web", &["2", "3"]);
     host.define(&by_hand);
     let complaint = host.virsh(&["start", "by-hand"]).refused();
     assert!(
@@ -246,11 +252,11 @@ fn pins_by_hand_and_leases_refuse_each_other() {
     );
     host.virsh(&["destroy", "web"]).ok();
     host.virsh(&["start", "by-hand"]).ok();
-    assert_eq!(host.vcpus("by-hand"), ["3"]);
+    host.assert_vcpus("by-hand", &["3"]);
     // The other core of the node is free: it goes there. Exactly that one it cannot have.
     host.virsh(&["start", "web"]).ok();
-    assert_eq!(host.vcpus("web"), ["4", "5"]);
-    assert_eq!(host.vcpus("by-hand"), ["3"]);
+    host.assert_vcpus("web", &["4", "5"]);
+    host.assert_vcpus("by-hand", &["3"]);
     host.define(&Guest::new("there").vcpus(2).policy("policy='dedicated' cpus='2-3'"));
     let complaint = host.virsh(&["start", "there"]).refused();
     assert!(complaint.contains("virt-pin: error[cpu."), "{complaint}");
@@ -264,7 +270,7 @@ fn huge_pages_come_from_the_node_of_the_lease() {
     host.sh("echo 32 | tee /sys/devices/system/node/node*/hugepages/hugepages-2048kB/nr_hugepages").ok();
     let guest = Guest::new("huge").vcpus(2).memory(32).policy("policy='dedicated' nodes='1'");
     host.run(&guest.tuning("<memoryBacking><hugepages/></memoryBacking>"));
-    assert_eq!(host.vcpus("huge"), ["10", "11"]);
+    host.assert_vcpus("huge", &["10", "11"]);
     let maps =
         host.sh(&format!("grep 'huge ' /proc/{}/numa_maps | grep kernelpagesize_kB=2048", host.qemu("huge"))).ok();
     assert!(maps.contains("N1=") && !maps.contains("N0="), "{maps}");

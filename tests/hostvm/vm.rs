@@ -220,6 +220,21 @@ impl Vm {
         }
     }
 
+    /// Lays a cable between two machines: each gets a network card, the only one it has.
+    pub(crate) fn connect(one: &Vm, other: &Vm) {
+        let end = |vm: &Vm| vm.dir.path().join("cable").to_str().unwrap().to_owned();
+        for (here, there) in [(one, other), (other, one)] {
+            let socket = |path: String| json!({ "type": "unix", "path": path });
+            let cable =
+                json!({ "type": "dgram", "id": "cable", "local": socket(end(here)), "remote": socket(end(there)) });
+            here.monitor("netdev_add", cable);
+            let last = if std::ptr::eq(here, one) { 1 } else { 2 };
+            let card =
+                json!({ "driver": "virtio-net-pci", "netdev": "cable", "mac": format!("52:54:00:00:00:0{last}") });
+            here.monitor("device_add", card);
+        }
+    }
+
     /// Restarts the machine, and waits until it answers again.
     pub(crate) fn reboot(&self) {
         self.exec(&["systemctl", "--no-block", "reboot"]).ok();
