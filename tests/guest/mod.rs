@@ -16,12 +16,16 @@ pub(crate) struct Guest {
     tuning: String,
     cpu: String,
     disk: Option<&'static str>,
+    disk_format: &'static str,
     firmware: Option<&'static str>,
 }
 
 impl Guest {
     /// Where the disk of a guest made by [`Guest::powering_off`] is.
     pub(crate) const POWER_OFF_DISK: &'static str = "/var/lib/libvirt/images/power-off.img";
+
+    /// Where the disk of a guest made by [`Guest::with_snapshots`] is.
+    pub(crate) const SNAPSHOT_DISK: &'static str = "/var/lib/libvirt/images/snapshots.qcow2";
 
     /// Where the firmware of a guest made by [`Guest::busy`] is.
     pub(crate) const BUSY_FIRMWARE: &'static str = "/var/lib/libvirt/images/busy.rom";
@@ -38,6 +42,7 @@ impl Guest {
             tuning: String::new(),
             cpu: String::new(),
             disk: None,
+            disk_format: "raw",
             firmware: None,
         }
     }
@@ -90,6 +95,13 @@ impl Guest {
         self
     }
 
+    /// The same guest with an empty disk that can keep its snapshots.
+    pub(crate) fn with_snapshots(mut self) -> Guest {
+        self.disk = Some(Guest::SNAPSHOT_DISK);
+        self.disk_format = "qcow2";
+        self
+    }
+
     /// The same guest, but its first vCPU never rests.
     pub(crate) fn busy(mut self) -> Guest {
         self.firmware = Some(Guest::BUSY_FIRMWARE);
@@ -133,13 +145,40 @@ impl Guest {
         if let Some(file) = self.disk {
             write!(
                 xml,
-                "<disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='{file}'/>\
-                 <target dev='hda' bus='ide'/></disk>"
+                "<disk type='file' device='disk'><driver name='qemu' type='{}'/><source file='{file}'/>\
+                 <target dev='hda' bus='ide'/></disk>",
+                self.disk_format
             )
             .unwrap();
         }
         xml + "</devices></domain>"
     }
+}
+
+/// An empty qcow2 image of 1 MiB: the header, the table of reference counts, the counts of the four clusters there are, and
+/// the first level of a mapping that maps nothing.
+pub(crate) fn snapshot_disk() -> Vec<u8> {
+    const CLUSTER: u64 = 1 << 16;
+    let mut disk = vec![0; 4 << 16];
+    let words: [&[u8]; 12] = [
+        b"QFI\xfb",
+        &2u32.to_be_bytes(),
+        &[0; 12],
+        &16u32.to_be_bytes(),
+        &(1u64 << 20).to_be_bytes(),
+        &[0; 4],
+        &1u32.to_be_bytes(),
+        &(3 * CLUSTER).to_be_bytes(),
+        &CLUSTER.to_be_bytes(),
+        &1u32.to_be_bytes(),
+        &[0; 4],
+        &[0; 8],
+    ];
+    let header = words.concat();
+    disk[..header.len()].copy_from_slice(&header);
+    disk[1 << 16..][..8].copy_from_slice(&(2 * CLUSTER).to_be_bytes());
+    disk[2 << 16..][..8].copy_from_slice(&1u16.to_be_bytes().repeat(4));
+    disk
 }
 
 /// A firmware that does nothing but write to memory, 448 KiB over and over, each time something else.

@@ -8,16 +8,16 @@ use crate::guest::Guest;
 use crate::libvirtd::{Libvirtd, Options, Thread};
 
 /// CPU 1 may be handed out.
-const ONE: &str = "pinnable_cpus = \"1\"\n";
+pub(crate) const ONE: &str = "pinnable_cpus = \"1\"\n";
 
-fn dedicated(name: &str) -> Guest {
+pub(crate) fn dedicated(name: &str) -> Guest {
     Guest::new(name).policy("policy='dedicated'")
 }
 
 impl Libvirtd {
     /// The places of the VM's vCPU threads, in vCPU order, and those of all its other threads.
     #[track_caller]
-    fn places(&self, name: &str) -> (Vec<String>, BTreeSet<String>) {
+    pub(crate) fn places(&self, name: &str) -> (Vec<String>, BTreeSet<String>) {
         let threads = self.threads(name);
         let (mut vcpus, others): (Vec<Thread>, Vec<Thread>) =
             threads.into_iter().partition(|thread| thread.comm.starts_with("CPU "));
@@ -26,7 +26,7 @@ impl Libvirtd {
     }
 
     #[track_caller]
-    fn assert_on_cpu_1(&self, name: &str) {
+    pub(crate) fn assert_on_cpu_1(&self, name: &str) {
         assert_eq!(self.places(name), (vec!["1".to_owned()], BTreeSet::from(["0".to_owned()])));
     }
 
@@ -37,16 +37,16 @@ impl Libvirtd {
     }
 
     #[track_caller]
-    fn assert_held_to(&self, name: &str, cpus: &str) {
+    pub(crate) fn assert_held_to(&self, name: &str, cpus: &str) {
         assert!(self.is_held_to(name, cpus), "{name}: {:?}", self.places(name));
     }
 
-    fn leases(&self) -> String {
+    pub(crate) fn leases(&self) -> String {
         self.file("/run/virt-pin/leases.json")
     }
 
     #[track_caller]
-    fn wait_for_no_lease(&self) {
+    pub(crate) fn wait_for_no_lease(&self) {
         self.wait_until("no lease is left", |daemon| daemon.leases().contains("\"leases\":[]"));
         self.wait_until("no cgroup of a VM is left", |daemon| {
             let machine = std::fs::read_dir(daemon.path("/sys/fs/cgroup/cpuset/machine"));

@@ -17,6 +17,7 @@
 mod guest;
 mod leases;
 mod libvirtd;
+mod lifecycle;
 mod machine;
 mod needs;
 mod stand_in;
