@@ -75,7 +75,7 @@ impl Dedicated {
 /// where it matters: a mistake in the configuration does not stop a domain whose own XML says that it is shared.
 ///
 /// # Errors
-/// [`Code::PolicyInvalid`], [`Code::PolicyUnsupported`], [`Code::DomainInvalid`], [`Code::HostIo`], or those of
+/// [`Code::PolicyInvalid`], [`Code::PolicyUnsupported`], [`Code::PolicyDenied`], [`Code::DomainInvalid`], [`Code::HostIo`], or those of
 /// `configured`.
 pub fn wish(
     root: &Root,
@@ -105,6 +105,7 @@ pub fn wish(
         policy.memory = Memory::Any;
     }
     let mut request = read::request(domain, policy)?;
+    settings.check(&identity.name, request.vcpus, &request.policy)?;
     if let Some(memory @ GuestMemory { pages: Pages::HugeDefault, .. }) = request.memory {
         let size = sysfs::default_hugepage_kib(root)?;
         request.memory = size.map(|kib| GuestMemory { pages: Pages::Huge(kib), ..memory });

@@ -6,11 +6,13 @@
 //! decides whether an error may stop a VM (that is `hook::Operation`'s knowledge).
 
 mod room;
+mod words;
 
 use std::error::Error as StdError;
 use std::fmt;
 
 pub use room::{Amount, Moved, Part, Room, Withheld, said};
+pub use words::{counted, listed, printable};
 
 /// The result of everything in the library that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -33,6 +35,8 @@ pub enum Code {
     PolicyInvalid,
     /// The policy asks for something this version does not do yet.
     PolicyUnsupported,
+    /// The policy asks for something that the operator does not allow this VM.
+    PolicyDenied,
     /// Not enough free CPUs of the kind asked for exist now.
     Shortage,
     /// Enough is free, but not in the shape asked for; moving other VMs would make room.
@@ -142,6 +146,14 @@ const TABLE: &[Row] = &[
         retry: false,
         meaning: "the policy asks for something this version does not do yet",
         advice: "leave the attribute out, or use one of the values the message lists",
+    },
+    Row {
+        code: Code::PolicyDenied,
+        name: "cpu.policy.denied",
+        exit: 14,
+        retry: false,
+        meaning: "the policy asks for more than a [[limit]] of the configuration allows this VM",
+        advice: "ask for less, or change the limit named in the message",
     },
     Row {
         code: Code::Shortage,
@@ -455,41 +467,6 @@ impl StdError for Error {
     }
 }
 
-/// A number and its noun: "1 whole core", "2 whole cores".
-pub fn counted(number: impl Into<u64>, noun: &str) -> String {
-    let number = number.into();
-    if number == 1 { format!("1 {noun}") } else { format!("{number} {noun}s") }
-}
-
-/// The text with every control character escaped, so that a VM's name cannot forge log lines or drive a terminal; and
-/// those that a reader does not see, or that reorder what he sees.
-pub fn printable(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
-        let unseen = matches!(c, '\u{200b}'..='\u{200f}' | '\u{61c}' | '\u{2060}' | '\u{feff}');
-        let reorders = matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-        if c.is_control() || unseen || reorders {
-            out.extend(c.escape_default());
-        } else {
-            out.push(c);
-        }
-    }
-    out
-}
-
-/// Who has what, the first of many: `"a" 2-3, "b" 4-5, 7 more`; `None` where there is nobody.
-pub fn listed<'n>(all: impl Iterator<Item = (&'n str, impl fmt::Display)>) -> Option<String> {
-    const SHOWN: usize = 8;
-    let mut all = all;
-    let mut named: Vec<_> =
-        all.by_ref().take(SHOWN).map(|(name, what)| format!("\"{}\" {what}", printable(name))).collect();
-    let more = all.count();
-    if more > 0 {
-        named.push(format!("{more} more"));
-    }
-    (!named.is_empty()).then(|| named.join(", "))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -536,6 +513,5 @@ mod tests {
             Some("virt-pin: error[cpu.placement.shortage]: domain \"a\\nb\\u{1b}[31m\" needs 2 cores")
         );
         assert_eq!(text.lines().count(), 3);
-        assert_eq!(printable("a\u{202e}b\u{200d}c é 虚 😀\t"), "a\\u{202e}b\\u{200d}c é 虚 😀\\t");
     }
 }

@@ -1307,3 +1307,24 @@ fn pipes_in_place_of_files() {
         }
     }
 }
+
+/// Who may define a VM is not always who owns the host.
+#[test]
+fn what_the_operator_does_not_allow_is_refused() {
+    let machine = Machine::new("2-5,10-13");
+    let config =
+        "pinnable_cpus = \"2-5,10-13\"\n[[limit]]\nmatch = \"vm*\"\nmax_vcpus = 2\ndeny = [\"cores=thread\"]\n";
+    machine.config(config);
+    let (small, big) = (Vm::new(1, 2), Vm::new(2, 4));
+    let complaint = machine.event(&big, "prepare begin").refused(Code::PolicyDenied);
+    assert!(complaint.contains("for 4 of its vCPUs, /etc/virt-pin/virt-pin.toml:2 allows 2"), "{complaint}");
+    machine.event(&small.clone().with("cores='thread'"), "migrate begin").refused(Code::PolicyDenied);
+    machine.prepare(&small);
+    machine.prepare(&big.named("db"));
+    // What runs by the rules of its time stays.
+    machine.config(&config.replace("max_vcpus = 2", "max_vcpus = 1"));
+    machine.qemu(&small, 700, &machine.vcpus_of(&small), "0-1,6-9,14-15");
+    machine.event(&small, "started begin").silent();
+    machine.event(&small, "reconnect begin").silent();
+    assert_eq!(machine.leased().len(), 2);
+}

@@ -88,6 +88,7 @@ const PROVOKED: &[(&str, &str, &str)] = &[
     ("DomainUnknown", "hook.rs", "no_room"),
     ("PolicyInvalid", "hook.rs", "errors_in_the_policy_name_what_is_accepted"),
     ("PolicyUnsupported", "hook.rs", "every_kind_of_refusal_changes_nothing"),
+    ("PolicyDenied", "hook.rs", "what_the_operator_does_not_allow_is_refused"),
     ("Shortage", "hook.rs", "no_room"),
     ("NeedsRepack", "hook.rs", "every_kind_of_refusal_changes_nothing"),
     ("Unsatisfiable", "hook.rs", "every_kind_of_refusal_changes_nothing"),

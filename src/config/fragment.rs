@@ -5,6 +5,7 @@ use std::ops::Range;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
+use super::limit::Limit;
 use crate::alloc::demand::Reserve;
 use crate::alloc::policy::Policy;
 use crate::cpuset::CpuSet;
@@ -22,6 +23,8 @@ pub struct Fragment {
     pub autostart_reserve: Option<Reserve>,
     /// `[[domain]]`: policies for domains that bring none.
     pub domains: Vec<DomainSection>,
+    /// `[[limit]]`: what policies may ask for.
+    pub limits: Vec<Limit>,
 }
 
 /// One `[[domain]]` section.
@@ -88,8 +91,16 @@ impl Fragment {
                         fragment.domains.push(domain(section, &at)?);
                     }
                 }
+                "limit" => {
+                    let DeValue::Array(sections) = value.get_ref() else {
+                        return Err(invalid(&place, "limit: write each one as a section [[limit]]"));
+                    };
+                    for section in sections.iter() {
+                        fragment.limits.push(Limit::parse(section, &at)?);
+                    }
+                }
                 _ => {
-                    let known = "pinnable_cpus, command, autostart_reserve and [[domain]]";
+                    let known = "pinnable_cpus, command, autostart_reserve, [[domain]] and [[limit]]";
                     return Err(invalid(&place, &format!("{name}: unknown key; known are {known}")));
                 }
             }
@@ -145,7 +156,7 @@ fn domain(section: &Spanned<DeValue<'_>>, at: &dyn Fn(&Range<usize>) -> String) 
     Ok(DomainSection { selects, attributes, place })
 }
 
-fn string<'v>(key: &str, value: &'v Spanned<DeValue<'_>>, place: &str) -> Result<&'v str> {
+pub(super) fn string<'v>(key: &str, value: &'v Spanned<DeValue<'_>>, place: &str) -> Result<&'v str> {
     match value.get_ref() {
         DeValue::String(text) => Ok(text),
         other => Err(invalid(place, &format!("{key}: must be a string, not {}", kind(other)))),
@@ -161,7 +172,7 @@ fn scalar(key: &str, value: &Spanned<DeValue<'_>>, place: &str) -> Result<String
     }
 }
 
-fn kind(value: &DeValue<'_>) -> &'static str {
+pub(super) fn kind(value: &DeValue<'_>) -> &'static str {
     match value {
         DeValue::String(_) => "a string",
         DeValue::Integer(_) | DeValue::Float(_) => "a number",
@@ -176,7 +187,7 @@ fn line(text: &str, offset: usize) -> usize {
     text.bytes().take(offset).filter(|&byte| byte == b'\n').count() + 1
 }
 
-fn invalid(place: &str, what: &str) -> Error {
+pub(super) fn invalid(place: &str, what: &str) -> Error {
     Error::new(Code::ConfigInvalid, format!("{place}: {}", printable(what)))
 }
 
@@ -211,7 +222,7 @@ mod tests {
             ("pinnable_cpus = \"0\u{1}\"", "x:1: not TOML: "),
             (
                 "a = 1\npinnable_cpu = \"1\"",
-                "x:1: a: unknown key; known are pinnable_cpus, command, autostart_reserve and [[domain]]",
+                "x:1: a: unknown key; known are pinnable_cpus, command, autostart_reserve, [[domain]] and [[limit]]",
             ),
             (
                 "\nautostart_reserve = \"Strict\"",

@@ -5,4 +5,5 @@
 //! error that names file, line and key, never a guess. Nothing here writes.
 
 pub mod fragment;
+pub mod limit;
 pub mod settings;

@@ -1,7 +1,9 @@
 //! All files together: the only form of the configuration that the rest of the code sees.
 
 use super::fragment::{DomainSection, Fragment, Selector};
+use super::limit::Limit;
 use crate::alloc::demand::Reserve;
+use crate::alloc::policy::Policy;
 use crate::cpuset::CpuSet;
 use crate::error::{Code, Error, Result};
 use crate::host::root::Root;
@@ -27,6 +29,7 @@ pub struct Settings {
     /// The files that were read, in order.
     pub files: Vec<String>,
     domains: Vec<DomainSection>,
+    limits: Vec<Limit>,
 }
 
 impl Settings {
@@ -58,6 +61,7 @@ impl Settings {
             autostart_reserve: Reserve::default(),
             files: Vec::new(),
             domains: Vec::new(),
+            limits: Vec::new(),
         };
         for (path, text) in files {
             let fragment = Fragment::parse(path, text)?;
@@ -65,6 +69,7 @@ impl Settings {
             settings.command = fragment.command.unwrap_or(settings.command);
             settings.autostart_reserve = fragment.autostart_reserve.unwrap_or(settings.autostart_reserve);
             settings.domains.extend(fragment.domains);
+            settings.limits.extend(fragment.limits);
             settings.files.push(path.to_owned());
         }
         Ok(settings)
@@ -73,6 +78,14 @@ impl Settings {
     /// Whether a domain that brings no policy of its own can have one at all.
     pub fn has_sections(&self) -> bool {
         !self.domains.is_empty()
+    }
+
+    /// Whether the operator lets the VM of this name and of so many vCPUs have what its policy asks for.
+    ///
+    /// # Errors
+    /// [`Code::PolicyDenied`], by the first limit that does not.
+    pub fn check(&self, name: &str, vcpus: u16, policy: &Policy) -> Result<()> {
+        self.limits.iter().filter(|limit| limit.is_for(name)).try_for_each(|limit| limit.check(vcpus, policy))
     }
 
     /// The section for a domain that brings no policy of its own: one with its UUID before one with a pattern; among
