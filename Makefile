@@ -6,12 +6,14 @@
 # make bench-hook   what a start pays for the hook, beside an empty program
 # make bench-placement   where VMs land, beside other placement rules (docs/placement.md)
 # make bench-scale  what placing a domain costs on hosts of up to 8192 CPUs
+# make fuzz SECONDS=60   inputs nobody thought of, for each reader of text (a nightly compiler)
 # make install   DESTDIR= PREFIX=/usr
 
 PREFIX  ?= /usr
 DESTDIR ?=
+SECONDS ?= 60
 
-.PHONY: deps build test test-host run bench-hook bench-placement bench-scale install
+.PHONY: deps build test test-host run bench-hook bench-placement bench-scale fuzz install
 
 deps:
 	scripts/install-deps
@@ -39,6 +41,9 @@ bench-placement:
 
 bench-scale:
 	cargo bench --locked --bench scale
+
+fuzz:
+	scripts/fuzz $(SECONDS)
 
 # The one list of installed files; packages use it too.
 install:

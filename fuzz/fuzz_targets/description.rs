@@ -1,4 +1,5 @@
-//! A host as text: refused, or a machine that is described again by the same text, whatever its topology.
+//! A host as text: refused, or a machine whose topology is read without a fault, and whose description is described by itself.
+//! (Files that no reader asks for are left out the first time, and with them what their mere names would say.)
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -6,9 +7,9 @@ use virt_pin::host::{description, sysfs};
 
 fuzz_target!(|text: &str| {
     let Ok(root) = description::parse(text) else { return };
-    let topology = sysfs::topology(&root);
+    let _ = sysfs::read(&root);
     let Ok(again) = description::gather(&root) else { return };
     let described = description::parse(&again).unwrap();
     assert_eq!(description::gather(&described).unwrap(), again);
-    assert_eq!(sysfs::topology(&described).ok(), topology.ok());
+    let _ = sysfs::read(&described);
 });

@@ -7,7 +7,6 @@ use std::sync::LazyLock;
 use libfuzzer_sys::fuzz_target;
 use virt_pin::alloc::check;
 use virt_pin::config::settings::Settings;
-use virt_pin::cpuset::CpuSet;
 use virt_pin::decision::{self, Situation, Wish};
 use virt_pin::error::Code;
 use virt_pin::host::description;
@@ -19,7 +18,7 @@ static HOST: LazyLock<Root> =
     LazyLock::new(|| description::parse(include_str!("../../tests/hosts/xeon-2s-smt.host")).unwrap());
 
 fn settings() -> Settings {
-    Settings { pinnable: CpuSet::parse_kernel_list("1-1023").unwrap(), ..Settings::merge([]).unwrap() }
+    Settings::merge([("config", "pinnable_cpus = \"1-1023\"")]).unwrap()
 }
 
 fuzz_target!(|bytes: &[u8]| {
