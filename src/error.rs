@@ -69,6 +69,10 @@ pub enum Code {
     ConfinementFailed,
     /// A thread of the VM is not where its lease says, and could not be moved there.
     ThreadMisplaced,
+    /// This host has no means for the isolation asked for.
+    IsolationUnsupported,
+    /// The host's own work could not be kept off the VM's CPUs.
+    IsolationFailed,
     /// libvirt refused or could not be reached (CLI only).
     LibvirtFailed,
     /// Installing would destroy somebody else's hook script.
@@ -264,6 +268,14 @@ const TABLE: &[Row] = &[
         advice: "look at the path and the reason in the message",
     },
     Row {
+        code: Code::IsolationUnsupported,
+        name: "host.isolation.unsupported",
+        exit: 42,
+        retry: false,
+        meaning: "this host has no means to keep its own work off a VM's CPUs in the way asked for",
+        advice: "leave isolation out, or use a value that `virt-pin check` says this host can do",
+    },
+    Row {
         code: Code::ConfigInvalid,
         name: "config.invalid",
         exit: 50,
@@ -286,6 +298,14 @@ const TABLE: &[Row] = &[
         retry: false,
         meaning: "a thread of the VM is not where its lease says and could not be moved there",
         advice: "the message names the thread, its CPUs and the wanted ones",
+    },
+    Row {
+        code: Code::IsolationFailed,
+        name: "enforce.isolation",
+        exit: 62,
+        retry: false,
+        meaning: "the host's own work could not be kept off the VM's CPUs",
+        advice: "the message names the cgroup, unit or file and what was found there",
     },
     Row {
         code: Code::LibvirtFailed,

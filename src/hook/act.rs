@@ -5,11 +5,13 @@
 use super::call::Operation;
 use super::{others, sync};
 use crate::alloc::plan::Plan;
+use crate::alloc::policy::Irqs;
 use crate::alloc::quality;
 use crate::config::settings::Settings;
 use crate::cpuset::CpuSet;
 use crate::decision::{self, Dedicated, Situation, Wish};
 use crate::definitions;
+use crate::enforce::isolation::{self, Wanted, irqs, partition};
 use crate::enforce::{self, binding};
 use crate::error::{Code, Error, Result};
 use crate::host::process::{self, Process};
@@ -116,6 +118,10 @@ impl Event<'_> {
                 }
             },
         };
+        let iothreads = read::iothread_ids(self.domain)?;
+        let others = Wanted::of(&leases, Some(self.uuid));
+        isolation::check(self.root, &wish.request.policy, &plan, &iothreads, &others)
+            .map_err(|error| self.named(error))?;
         let scope = if preparing { Scope::Everything } else { Scope::PlacementOnly };
         let edits = pin::rewrite(self.domain, &plan, scope).map_err(|error| self.named(error))?;
         let output = edits.apply(self.domain.text());
@@ -131,7 +137,6 @@ impl Event<'_> {
             Some(id) if preparing => confinement.place(partition.as_deref(), id, &self.identity.name)?,
             _ => None,
         };
-        let iothreads = read::iothread_ids(self.domain)?;
         let state_now = if preparing { State::Reserved } else { State::Provisional };
         let lease = Lease {
             cgroup: place.clone(),
@@ -151,6 +156,7 @@ impl Event<'_> {
         self.remove_cgroup(&leases, existing.and_then(|former| former.cgroup));
         if preparing {
             let held = self.hold_others(&situation, &leases);
+            let held = held.and_then(|()| isolation::settle(self.root, &mut state, &leases));
             let made = held.and_then(|()| match &place {
                 Some(place) => confinement.make(self.root, place, &iothreads, &plan),
                 None => Ok(()),
@@ -162,6 +168,7 @@ impl Event<'_> {
                     Err(also) => error.because(also),
                 };
                 self.settle_others(&leases);
+                self.settle_host(&mut state, &leases);
                 return Err(self.named(error));
             }
         }
@@ -220,6 +227,7 @@ impl Event<'_> {
         state.replace(&leases)?;
         self.clean_up(&leases, void);
         self.remove_cgroup(&leases, former);
+        self.settle_host(&mut state, &leases);
         drop(state);
         match &lease.holds {
             Holds::Degraded { code, reason, .. } => {
@@ -238,7 +246,7 @@ impl Event<'_> {
         let Ok(leases) = lock::read(self.root) else { return Ok(()) };
         self.remove_cgroup_in_its_place(&leases);
         let holds = leases.get(self.uuid).is_some();
-        if !holds && !self.has_pool(&leases) {
+        if !holds && !self.has_pool(&leases) && !self.host_is_changed() {
             return Ok(());
         }
         let locked = StateLock::acquire(self.root, DEADLINE).and_then(|state| Ok((state.load()?, state)));
@@ -257,6 +265,7 @@ impl Event<'_> {
                 self.settle_others(&leases);
             }
         }
+        self.settle_host(&mut state, &leases);
         self.confine_to_pool(&leases).map_err(|error| self.named(error))
     }
 
@@ -294,6 +303,7 @@ impl Event<'_> {
         // It takes a while to be ready, and waits for our end: started now, it costs nobody time.
         self.sync(plan);
         binding::bind(self.root, &status, plan).map_err(|error| self.named(error))?;
+        self.isolate(lease, &status, plan).map_err(|error| self.named(error))?;
         match self.mark_running(&status) {
             Err(error) if error.code == Code::DomainUnknown => return Err(error),
             // Every thread is right and the lease stands, if with less than could be known of its domain.
@@ -301,6 +311,22 @@ impl Event<'_> {
             Ok(()) => {}
         }
         self.record(None, Some(&plan.exclusive()), "every thread is where the lease says");
+        Ok(())
+    }
+
+    /// Nobody else runs on its CPUs from now on, as far as its policy asks; what cannot be moved is recorded.
+    fn isolate(&self, lease: &Lease, status: &qemu::Status, plan: &Plan) -> Result<()> {
+        if isolation::is_partition(lease) {
+            partition::ensure(self.root, status, plan)?;
+            binding::bind(self.root, status, plan)?;
+        }
+        if isolation::policy(lease).is_some_and(|policy| policy.irqs == Irqs::Away) {
+            let staying = irqs::on(self.root, &plan.exclusive()).unwrap_or_default();
+            if !staying.is_empty() {
+                let message = format!("the kernel keeps interrupts on its CPUs: {}", staying.join(", "));
+                self.record(None, Some(&plan.exclusive()), &message);
+            }
+        }
         Ok(())
     }
 
@@ -377,7 +403,7 @@ impl Event<'_> {
         if leases.get(self.uuid).is_none() {
             self.remove_places(&leases);
         }
-        if leases.iter().next().is_none() {
+        if leases.iter().next().is_none() && !self.host_is_changed() {
             return Ok(());
         }
         let mut state = StateLock::acquire(self.root, DEADLINE)?;
@@ -402,6 +428,7 @@ impl Event<'_> {
         if freed {
             self.settle_others(&leases);
         }
+        self.settle_host(&mut state, &leases);
         Ok(())
     }
 
@@ -410,10 +437,15 @@ impl Event<'_> {
         let leases = lock::read(self.root)?;
         let Some(lease) = leases.get(self.uuid) else { return self.started_without_lease(&leases) };
         let status = self.status()?;
+        // A partition that has become invalid leaves threads where they cannot be bound.
+        let isolated = match lease.plan() {
+            Some(plan) if isolation::is_partition(lease) => partition::ensure(self.root, &status, plan),
+            _ => Ok(()),
+        };
         let bound = lease.plan().map_or(Ok(()), |plan| binding::bind(self.root, &status, plan));
         // It runs, so its lease does, wherever its threads are.
         self.mark_running(&status)?;
-        bound.map_err(|error| decision::about(error, &self.identity.name, None))
+        bound.and(isolated).map_err(|error| decision::about(error, &self.identity.name, None))
     }
 
     /// What ended leases leave behind, once they are off the books.

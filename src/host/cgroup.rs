@@ -57,7 +57,7 @@ pub fn has_machined(root: &Root) -> bool {
 /// The CPUs that a domain's cgroup can be given at all: what its parent (or the nearest ancestor that exists) has.
 /// `None` = no restriction known.
 ///
-/// v1: `cpuset.effective_cpus`; v2: `cpuset.cpus.effective`. Kernel list; missing where the controller is not enabled.
+/// v1: `cpuset.effective_cpus`; v2: `cpuset.cpus.effective` with `cpuset.cpus.exclusive.effective`. Kernel list; missing where the controller is not enabled.
 ///
 /// # Errors
 /// [`Code::HostIo`] when such a file exists and makes no sense.
@@ -71,8 +71,11 @@ pub fn reach(root: &Root, partition: Option<&str>) -> Result<Option<CpuSet>> {
     let mut path = format!("{mount}{parent}");
     loop {
         if let Some(text) = root.read_if_exists(&format!("{path}/{file}"))? {
-            let cpus = CpuSet::parse_kernel_list(&text)
+            let mut cpus = CpuSet::parse_kernel_list(&text)
                 .map_err(|error| Error::new(Code::HostIo, format!("{path}/{file} is no CPU list")).because(error))?;
+            // CPUs of partitions below are not among its own, and can be given to those below all the same.
+            let passed_on = root.read_if_exists(&format!("{path}/cpuset.cpus.exclusive.effective"))?;
+            cpus.add(&passed_on.and_then(|text| CpuSet::parse_kernel_list(&text).ok()).unwrap_or_default());
             return Ok(Some(cpus));
         }
         match path.rsplit_once('/') {

@@ -19,6 +19,7 @@ mod cache;
 mod guest;
 mod host;
 mod image;
+mod lab;
 mod leases;
 mod needs;
 mod shape;

@@ -1,0 +1,331 @@
+//! A running domain's CPUs made cpuset partitions: no other task of the host, of systemd or of another VM runs there.
+//!
+//! Threads that are pinned outside a partition they live in fall back to all of it (measured), so the partition is made where
+//! nobody is outside: of the domain as a whole if all its threads are on its own CPUs, else of each vCPU's own cgroup, with
+//! an empty cgroup for the CPUs that nobody may use. [`seats`] says which. A partition deep in the tree takes its CPUs from
+//! the root only where every cgroup above it passes them on, in `cpuset.cpus.exclusive`. Those of the domain go with it; those
+//! above hold other VMs as well and are written down before they are changed: what they pass on is what they did before and
+//! what is passed on below them, so whoever is gone drops out (see [`prune`]).
+//!
+//! The type is always `root`: writing `isolated` while a task is moved between cgroups deadlocks Linux 6.12.
+
+use std::fs;
+use std::io;
+
+use crate::alloc::plan::Plan;
+use crate::cpuset::CpuSet;
+use crate::error::{Code, Error, Result};
+use crate::host::cgroup::{self, Hierarchy, hierarchy};
+use crate::host::qemu::Status;
+use crate::host::root::Root;
+use crate::lock::former::Former;
+use crate::lock::{DEADLINE, StateLock};
+
+const EXCLUSIVE: &str = "cpuset.cpus.exclusive";
+const STATE: &str = "cpuset.cpus.partition";
+/// The cgroup for leased CPUs that no thread may use, beside those of the threads.
+const PARKED: &str = "virt-pin-parked";
+/// How often to go over the partitions of one domain: a CPU that one gives up is free for another only then.
+const ROUNDS: usize = 2;
+
+/// A partition: its cgroup, below that of the domain's threads (`""`: that itself), and its CPUs.
+pub type Seat = (String, CpuSet);
+
+/// Where partitions have to be for this plan. `iothreads` are the ids of the domain's I/O threads.
+///
+/// # Errors
+/// [`Code::PolicyUnsupported`] for a plan with threads outside the lease while several share CPUs of it: no cgroup of
+/// libvirt's has just those.
+pub fn seats(plan: &Plan, iothreads: &[u32]) -> Result<Vec<Seat>> {
+    let exclusive = plan.exclusive();
+    let io = (!iothreads.is_empty()).then_some(&plan.iothreads);
+    let inside = [Some(&plan.emulator), io, Some(&plan.shared)].into_iter().flatten().all(|cpus| cpus.is_subset(&exclusive));
+    if inside {
+        return Ok(vec![(String::new(), exclusive)]);
+    }
+    let mut seats: Vec<Seat> = Vec::new();
+    let mut rest = exclusive;
+    for (number, cpu) in (0..).zip(&plan.vcpus) {
+        let own: CpuSet = cpu.iter().copied().collect();
+        rest = rest.difference(&own);
+        seats.extend((!own.is_empty()).then(|| (format!("vcpu{number}"), own)));
+    }
+    let io = iothreads.iter().map(|id| (format!("iothread{id}"), plan.iothreads.clone()));
+    for (name, cpus) in [("emulator".to_owned(), plan.emulator.clone())].into_iter().chain(io) {
+        if cpus.is_disjoint(&plan.exclusive()) {
+            continue;
+        }
+        if !cpus.is_subset(&rest) {
+            return Err(Error::new(
+                Code::PolicyUnsupported,
+                format!(
+                    "isolation=\"partition\" cannot be made: {name} shares CPUs {cpus} with other threads of the VM while \
+                     others of its threads are outside the lease"
+                ),
+            )
+            .with_hint("set emulator and iothreads to the same value, and leave out dedicated-vcpus"));
+        }
+        rest = rest.difference(&cpus);
+        seats.push((name, cpus));
+    }
+    // First: what it gives up others may be waiting for.
+    seats.insert(0, (PARKED.to_owned(), rest));
+    Ok(seats)
+}
+
+/// Whether this host can.
+///
+/// # Errors
+/// [`Code::IsolationUnsupported`] with what is missing.
+pub fn able(root: &Root) -> Result<String> {
+    let missing = match hierarchy(root)? {
+        Some(Hierarchy::V2(mount)) if passes_on(root, &mount)? => return Ok(mount),
+        Some(Hierarchy::V2(mount)) => {
+            format!("the kernel has no {EXCLUSIVE} below {mount} (Linux 6.7 and later have it where cpuset is enabled)")
+        }
+        Some(Hierarchy::V1(mount)) => format!("the cpuset controller is that of cgroup v1 (at {mount})"),
+        None => "there is no cpuset controller".to_owned(),
+    };
+    let error = Error::new(Code::IsolationUnsupported, format!("isolation=\"partition\" needs cgroup v2: {missing}"));
+    Err(error.with_hint("leave isolation out; isolation=\"slices\" works on older kernels, with systemd and cgroup v2"))
+}
+
+/// Any cgroup with a cpuset tells; where the controller is not enabled yet, the root of a kernel that tells what partitions
+/// have isolated (6.8).
+fn passes_on(root: &Root, mount: &str) -> Result<bool> {
+    let below = root.list(mount)?;
+    let mut cpusets = below.iter().filter(|name| root.exists(&format!("{mount}/{name}/cpuset.cpus"))).peekable();
+    if cpusets.peek().is_some() {
+        return Ok(cpusets.any(|name| root.exists(&format!("{mount}/{name}/{EXCLUSIVE}"))));
+    }
+    Ok(root.exists(&format!("{mount}/cpuset.cpus.isolated")))
+}
+
+/// The cgroup in which the cgroups of a domain's threads are.
+fn base(root: &Root, status: &Status) -> Result<(String, String)> {
+    let mount = able(root)?;
+    let kind = Hierarchy::V2(mount.clone());
+    let threads = status.vcpus.values();
+    let of_vcpu = threads.filter_map(|tid| cgroup::of_thread(root, &kind, status.pid, *tid)).find_map(|dir| {
+        let (base, name) = dir.rsplit_once('/')?;
+        name.starts_with("vcpu").then(|| base.to_owned())
+    });
+    let base = of_vcpu.ok_or_else(|| {
+        failed("its vCPUs have no cgroups of their own; is cpuset among cgroup_controllers in qemu.conf?".to_owned())
+    })?;
+    Ok((mount, base))
+}
+
+/// Makes the partitions of a running domain, or makes them valid again; does nothing to those that are right. Its threads are
+/// bound already. Takes the lock for what is others' as well, and only for that: a partition takes the kernel its time.
+///
+/// # Errors
+/// [`Code::IsolationFailed`] with the cgroup and what it says; [`Code::IsolationUnsupported`]; those of the lock.
+pub fn ensure(root: &Root, status: &Status, plan: &Plan) -> Result<()> {
+    let (mount, base) = base(root, status)?;
+    let seats = taken(root, &base, plan)?;
+    let (had, wanted) = (set(root, &base)?, plan.exclusive());
+    pass_on(root, &mount, &base, &wanted)?;
+    let mut outcome = Ok(());
+    for _ in 0..ROUNDS {
+        outcome = seats.iter().map(|(name, cpus)| seat(root, &base, name, cpus)).fold(Ok(()), Result::and);
+        if outcome.is_ok() {
+            break;
+        }
+    }
+    outcome?;
+    if had.is_subset(&wanted) {
+        return Ok(());
+    }
+    // It has moved: what it had is passed on no longer.
+    write(root, &base, &wanted)?;
+    let mut state = StateLock::acquire(root, DEADLINE)?;
+    let mut former = state.former()?;
+    prune(root, &mut former)?;
+    state.keep_former(&former)
+}
+
+/// The seats as far as their cgroups exist.
+fn taken(root: &Root, base: &str, plan: &Plan) -> Result<Vec<Seat>> {
+    let names = root.list(base)?;
+    let iothreads: Vec<u32> = names.iter().filter_map(|name| name.strip_prefix("iothread")?.parse().ok()).collect();
+    let mut seats = seats(plan, &iothreads)?;
+    // A vCPU that is not plugged in has no cgroup; its CPU waits with the parked ones.
+    let absent = |name: &str| name.starts_with("vcpu") && !names.iter().any(|found| found == name);
+    let waiting = seats.iter().filter(|(name, _)| absent(name)).fold(CpuSet::new(), |all, (_, cpus)| all.union(cpus));
+    seats.retain(|(name, _)| !absent(name));
+    seats.iter_mut().filter(|(name, _)| name == PARKED).for_each(|(_, cpus)| cpus.add(&waiting));
+    Ok(seats)
+}
+
+/// Has every cgroup down to `base` pass these CPUs on, beside what it passes on to others.
+fn pass_on(root: &Root, mount: &str, base: &str, cpus: &CpuSet) -> Result<()> {
+    let mut state = StateLock::acquire(root, DEADLINE)?;
+    let mut former = state.former()?;
+    let above = above(mount, base);
+    let known = former.exclusive.len();
+    for dir in &above {
+        let text = root.read(&format!("{dir}/{EXCLUSIVE}")).map_err(|error| failed(error.message))?;
+        former.exclusive.entry(dir.clone()).or_insert_with(|| text.trim().to_owned());
+    }
+    if former.exclusive.len() > known {
+        state.keep_former(&former)?;
+    }
+    for dir in above.iter().map(String::as_str).chain([base]) {
+        let has = set(root, dir)?;
+        if !cpus.is_subset(&has) {
+            write(root, dir, &has.union(cpus))?;
+        }
+    }
+    Ok(())
+}
+
+/// One partition; no CPUs: none, and its cgroup goes if it is ours.
+fn seat(root: &Root, base: &str, name: &str, cpus: &CpuSet) -> Result<()> {
+    let dir = if name.is_empty() { base.to_owned() } else { format!("{base}/{name}") };
+    if name == PARKED {
+        let path = root.resolve(&dir);
+        if cpus.is_empty() {
+            return match fs::remove_dir(&path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    Err(Error::io(Code::IsolationFailed, "remove", &path, error))
+                }
+                _ => Ok(()),
+            };
+        }
+        match fs::create_dir(&path) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                return Err(Error::io(Code::IsolationFailed, "create", &path, error));
+            }
+            _ => {}
+        }
+        // Among cgroups of threads it is nothing before it is one.
+        if root.read_if_exists(&format!("{dir}/cgroup.type"))?.is_some_and(|kind| kind.trim() == "domain invalid") {
+            root.write_kernel_file(&format!("{dir}/cgroup.type"), "threaded\n").map_err(|error| failed(error.message))?;
+        }
+    }
+    if set(root, &dir)? != *cpus {
+        write(root, &dir, cpus)?;
+    }
+    if !state_of(root, &dir)?.is_valid() {
+        let file = format!("{dir}/{STATE}");
+        root.write_kernel_file(&file, "root\n").map_err(|error| failed(error.message))?;
+    }
+    match state_of(root, &dir)? {
+        state if state.is_valid() => Ok(()),
+        State(text) => Err(failed(format!("{dir}/{STATE} of CPUs {cpus} says \"{text}\", not \"root\""))),
+    }
+}
+
+/// What the kernel says of a partition.
+struct State(String);
+
+impl State {
+    /// `root invalid (...)` says why not; `isolated` would do as well, but is never ours.
+    fn is_valid(&self) -> bool {
+        matches!(self.0.as_str(), "root" | "isolated")
+    }
+}
+
+fn state_of(root: &Root, dir: &str) -> Result<State> {
+    let text = root.read(&format!("{dir}/{STATE}")).map_err(|error| failed(error.message))?;
+    Ok(State(text.trim().to_owned()))
+}
+
+/// Why the partitions of a running domain are not what its plan asks for; `None` = they are.
+///
+/// # Errors
+/// As [`ensure`].
+pub fn flaw(root: &Root, status: &Status, plan: &Plan) -> Result<Option<String>> {
+    let (_, base) = base(root, status)?;
+    let mut partitioned = CpuSet::new();
+    for (name, cpus) in taken(root, &base, plan)? {
+        let dir = if name.is_empty() { base.clone() } else { format!("{base}/{name}") };
+        if cpus.is_empty() {
+            continue;
+        }
+        if !root.exists(&dir) {
+            return Ok(Some(format!("{dir} does not exist")));
+        }
+        let State(text) = state_of(root, &dir)?;
+        match text.as_str() {
+            "root" | "isolated" => partitioned.add(&set(root, &dir)?),
+            _ => return Ok(Some(format!("{dir}/{STATE} says \"{text}\""))),
+        }
+    }
+    let missing = plan.exclusive().difference(&partitioned);
+    Ok((!missing.is_empty()).then(|| format!("CPUs {missing} are in none")))
+}
+
+/// Makes every cgroup that was written down pass on what it did before, and what those below it pass on; forgets those below
+/// which nobody passes on anything.
+///
+/// # Errors
+/// [`Code::IsolationFailed`] with the first that cannot be written; it stays written down.
+pub(super) fn prune(root: &Root, former: &mut Former) -> Result<()> {
+    let mut outcome = Ok(());
+    // The deepest first: what it passes on decides about those above.
+    let mut dirs: Vec<String> = former.exclusive.keys().cloned().collect();
+    dirs.sort_by_key(|dir| std::cmp::Reverse(dir.matches('/').count()));
+    for dir in dirs {
+        let Some(was) = former.exclusive.get(&dir).cloned() else { continue };
+        let done = match root.read_if_exists(&format!("{dir}/{EXCLUSIVE}")) {
+            // With its last VM the cgroup itself, or its cpuset.
+            Ok(None) => Ok(true),
+            Ok(Some(text)) => below(root, &dir).and_then(|used| {
+                let own = CpuSet::parse_kernel_list(&was).unwrap_or_default();
+                let wanted = own.union(&used);
+                if CpuSet::parse_kernel_list(&text).as_ref() != Ok(&wanted) {
+                    write(root, &dir, &wanted)?;
+                }
+                Ok(used.is_empty())
+            }),
+            Err(error) => Err(error),
+        };
+        match done {
+            Ok(true) => drop(former.exclusive.remove(&dir)),
+            Ok(false) => {}
+            Err(error) => outcome = outcome.and(Err(error)),
+        }
+    }
+    outcome
+}
+
+/// What is passed on below a cgroup.
+fn below(root: &Root, dir: &str) -> Result<CpuSet> {
+    let mut used = CpuSet::new();
+    for name in root.list(dir)? {
+        let child = format!("{dir}/{name}");
+        if let Some(text) = root.read_if_exists(&format!("{child}/{EXCLUSIVE}"))? {
+            used.add(&CpuSet::parse_kernel_list(&text).unwrap_or_default());
+        }
+    }
+    Ok(used)
+}
+
+/// The cgroups between the root and `base`, from above.
+fn above(mount: &str, base: &str) -> Vec<String> {
+    let path = base.strip_prefix(mount).unwrap_or_default().trim_start_matches('/');
+    let mut dir = mount.to_owned();
+    let mut above = Vec::new();
+    for name in path.split('/') {
+        dir = format!("{dir}/{name}");
+        above.push(dir.clone());
+    }
+    above.pop();
+    above
+}
+
+fn set(root: &Root, dir: &str) -> Result<CpuSet> {
+    let text = root.read(&format!("{dir}/{EXCLUSIVE}")).map_err(|error| failed(error.message))?;
+    CpuSet::parse_kernel_list(&text).map_err(|error| failed(format!("{dir}/{EXCLUSIVE} is no CPU list")).because(error))
+}
+
+fn write(root: &Root, dir: &str, cpus: &CpuSet) -> Result<()> {
+    let file = format!("{dir}/{EXCLUSIVE}");
+    root.write_kernel_file(&file, &format!("{cpus}\n")).map_err(|error| failed(error.message))
+}
+
+fn failed(message: String) -> Error {
+    Error::new(Code::IsolationFailed, message)
+}
