@@ -286,7 +286,11 @@ fn render(view: &View<'_>) -> String {
         out.push_str(&format!("  note: {}\n", printable(&advice.message)));
     }
     if !view.interrupts.is_empty() {
-        let what = if view.held { "stay on its CPUs: the kernel does not let them be moved" } else { "are there now; those that can be moved will be" };
+        let what = if view.held {
+            "stay on its CPUs: the kernel does not let them be moved"
+        } else {
+            "are there now; those that can be moved will be"
+        };
         out.push_str(&format!("  note: interrupts {} {what}\n", printable(&view.interrupts.join(", "))));
     }
     if view.tells_otherwise {

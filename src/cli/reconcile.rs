@@ -99,7 +99,9 @@ pub(super) fn reconcile(context: &Context) -> Result<String> {
         let (Some(plan), Ok(Some(status))) = (lease.plan(), qemu::status(root, &lease.name)) else { continue };
         let was = partition::flaw(root, &status, plan).unwrap_or_default();
         match partition::ensure(root, &status, plan).and_then(|()| binding::bind(root, &status, plan)) {
-            Ok(()) => notes.extend(was.map(|flaw| format!("\"{}\": its partition is valid again: {flaw} before", printable(&lease.name)))),
+            Ok(()) => notes.extend(
+                was.map(|flaw| format!("\"{}\": its partition is valid again: {flaw} before", printable(&lease.name))),
+            ),
             Err(error) => notes.push(format!("\"{}\": {}", printable(&lease.name), error.message)),
         }
     }

@@ -113,7 +113,8 @@ fn read_file(path: &Path) -> Result<Former> {
     if let Ok(Version { version }) = serde_json::from_str(&text) {
         if version > VERSION {
             let ours = env!("CARGO_PKG_VERSION");
-            let found = format!("{} has version {version}; this is virt-pin {ours} and reads up to {VERSION}", path.display());
+            let found =
+                format!("{} has version {version}; this is virt-pin {ours} and reads up to {VERSION}", path.display());
             return Err(Error::new(Code::StateNewer, found));
         }
     }

@@ -11,7 +11,7 @@
 //!
 //! `image` builds the disk (by `image.sh`), `shape` says what the machine is, `vm` runs QEMU, `snapshot` boots it once, `host` is
 //! a clone for a test, `cache` keeps what is slow, `wire` is how one talks with them, `needs` knows whether to run at all.
-//! `leases` holds what virt-pin promises there; this file tests the test bed. `make test-host` runs it; a plain `cargo test`
+//! `leases` and `isolation` hold what virt-pin promises there; this file tests the test bed. `make test-host` runs it; a plain `cargo test`
 //! only says so.
 
 mod cache;
@@ -19,7 +19,7 @@ mod cache;
 mod guest;
 mod host;
 mod image;
-mod lab;
+mod isolation;
 mod leases;
 mod needs;
 mod shape;

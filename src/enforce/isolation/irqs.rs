@@ -75,7 +75,8 @@ pub fn on(root: &Root, cpus: &CpuSet) -> Result<Vec<String>> {
         if !there("effective_affinity_list") || !there("smp_affinity_list") {
             continue;
         }
-        let device = root.list(&dir)?.into_iter().find(|name| !name.contains("affinity") && !FILES.contains(&name.as_str()));
+        let device =
+            root.list(&dir)?.into_iter().find(|name| !name.contains("affinity") && !FILES.contains(&name.as_str()));
         // Without a device nothing interrupts.
         found.extend(device.map(|device| (number.parse::<u32>().unwrap_or(u32::MAX), format!("{number} ({device})"))));
     }

@@ -39,7 +39,8 @@ pub type Seat = (String, CpuSet);
 pub fn seats(plan: &Plan, iothreads: &[u32]) -> Result<Vec<Seat>> {
     let exclusive = plan.exclusive();
     let io = (!iothreads.is_empty()).then_some(&plan.iothreads);
-    let inside = [Some(&plan.emulator), io, Some(&plan.shared)].into_iter().flatten().all(|cpus| cpus.is_subset(&exclusive));
+    let inside =
+        [Some(&plan.emulator), io, Some(&plan.shared)].into_iter().flatten().all(|cpus| cpus.is_subset(&exclusive));
     if inside {
         return Ok(vec![(String::new(), exclusive)]);
     }
@@ -201,7 +202,8 @@ fn seat(root: &Root, base: &str, name: &str, cpus: &CpuSet) -> Result<()> {
         }
         // Among cgroups of threads it is nothing before it is one.
         if root.read_if_exists(&format!("{dir}/cgroup.type"))?.is_some_and(|kind| kind.trim() == "domain invalid") {
-            root.write_kernel_file(&format!("{dir}/cgroup.type"), "threaded\n").map_err(|error| failed(error.message))?;
+            root.write_kernel_file(&format!("{dir}/cgroup.type"), "threaded\n")
+                .map_err(|error| failed(error.message))?;
         }
     }
     if set(root, &dir)? != *cpus {

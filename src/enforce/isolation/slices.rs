@@ -116,7 +116,8 @@ fn restore(root: &Root, mount: &str, possible: &CpuSet, former: &mut Former) -> 
     tell(root, units.map(|(unit, was)| (unit.as_str(), was.cpus.clone().unwrap_or_default())))?;
     let mut left = Ok(());
     former.units.retain(|unit, was| {
-        let restored = restore_drop_in(root, unit, was.drop_in.as_deref()).and_then(|()| widen(root, mount, unit, was, possible));
+        let restored =
+            restore_drop_in(root, unit, was.drop_in.as_deref()).and_then(|()| widen(root, mount, unit, was, possible));
         let failed = restored.is_err();
         left = std::mem::replace(&mut left, Ok(())).and(restored);
         failed
