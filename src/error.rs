@@ -3,7 +3,7 @@
 //! Every failure of the library is an [`Error`]: a stable [`Code`], one sentence that says what was asked, what was
 //! found and where, an optional hint that says what to do, and the causes below it. [`Code::all`] lists the one table of
 //! codes: the exit status, the README's reference and the tests are read from it. This module does no I/O; it never
-//! decides whether an error may stop a VM (that is `hook::Operation`'s knowledge).
+//! decides whether an error may stop a VM (that is `hook::Operation`'s knowledge). It is long because the table is one.
 
 mod room;
 

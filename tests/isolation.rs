@@ -1,14 +1,15 @@
+//! The host's own work kept off leased CPUs: what the hook changes on a described host, and that it is as before afterwards.
+//!
+//! What the kernel and systemd make of it only a real host shows: `hostvm/isolation.rs`.
 #![allow(
     clippy::tests_outside_test_module,
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::panic,
     clippy::indexing_slicing,
+    clippy::cast_possible_truncation,
     reason = "integration tests"
 )]
-//! The host's own work kept off leased CPUs: what the hook changes on a described host, and that it is as before afterwards.
-//!
-//! What the kernel and systemd make of it only a real host shows: `hostvm/isolation.rs`.
 
 mod machine;
 
@@ -23,6 +24,9 @@ use machine::{Machine, Vm};
 use virt_pin::error::Code;
 
 const CGROUP: &str = "/sys/fs/cgroup";
+
+/// Something done to a host.
+type Change<'a> = &'a dyn Fn(&Machine);
 
 /// Stands in for systemd's: does what it is told at once, and leaves the drop-in that systemd would.
 const SYSTEMCTL: &str = r#"#!/bin/sh
@@ -99,7 +103,7 @@ fn ends(machine: &Machine, vm: &Vm, pid: u32, base: &str) {
 
 #[test]
 fn a_host_that_cannot_says_so_before_qemu() {
-    let cases: [(&str, &dyn Fn(&Machine), &str); 5] = [
+    let cases: [(&str, Change<'_>, &str); 5] = [
         (
             "partition",
             &|machine| machine.put("/proc/mounts", "proc /proc proc rw 0 0\n"),
@@ -220,7 +224,7 @@ fn slices_and_interrupts_make_room_and_get_it_back() {
 fn a_hook_killed_in_the_middle_leaves_what_the_next_event_restores() {
     let shared = Vm::new(7, 1).without_policy();
     let vm = Vm::new(1, 2).with("isolation='slices' irqs='away'");
-    let ways: [(&str, &dyn Fn(&Machine)); 3] = [
+    let ways: [(&str, Change<'_>); 3] = [
         ("its own end", &|machine| machine.event(&vm, "release end failed").silent()),
         ("another's start", &|machine| {
             // The daemon has gone with it, so the lease is void.

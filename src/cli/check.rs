@@ -141,7 +141,9 @@ fn host(context: &Context, settings: &Settings, findings: &mut Findings) {
             .then(|| "none: set emulator and iothreads to \"isolate\" or \"share\"".to_owned()),
     );
     confinement(&context.root, findings);
-    isolation_means(&context.root, findings);
+    if !context.root.is_description() {
+        isolation_means(&context.root, findings);
+    }
 }
 
 /// What a policy may ask for here beside keeping other VMs away.

@@ -5,13 +5,12 @@
 use super::call::Operation;
 use super::{others, sync};
 use crate::alloc::plan::Plan;
-use crate::alloc::policy::Irqs;
 use crate::alloc::quality;
 use crate::config::settings::Settings;
 use crate::cpuset::CpuSet;
 use crate::decision::{self, Dedicated, Situation, Wish};
 use crate::definitions;
-use crate::enforce::isolation::{self, Wanted, irqs, partition};
+use crate::enforce::isolation::{self, Wanted};
 use crate::enforce::{self, binding};
 use crate::error::{Code, Error, Result};
 use crate::host::process::{self, Process};
@@ -314,22 +313,6 @@ impl Event<'_> {
         Ok(())
     }
 
-    /// Nobody else runs on its CPUs from now on, as far as its policy asks; what cannot be moved is recorded.
-    fn isolate(&self, lease: &Lease, status: &qemu::Status, plan: &Plan) -> Result<()> {
-        if isolation::is_partition(lease) {
-            partition::ensure(self.root, status, plan)?;
-            binding::bind(self.root, status, plan)?;
-        }
-        if isolation::policy(lease).is_some_and(|policy| policy.irqs == Irqs::Away) {
-            let staying = irqs::on(self.root, &plan.exclusive()).unwrap_or_default();
-            if !staying.is_empty() {
-                let message = format!("the kernel keeps interrupts on its CPUs: {}", staying.join(", "));
-                self.record(None, Some(&plan.exclusive()), &message);
-            }
-        }
-        Ok(())
-    }
-
     /// Passes the error on if this domain wants CPUs of its own; else it is only recorded.
     fn refuse_if_dedicated(&self, error: Error) -> Result<()> {
         match self.wish() {
@@ -438,10 +421,7 @@ impl Event<'_> {
         let Some(lease) = leases.get(self.uuid) else { return self.started_without_lease(&leases) };
         let status = self.status()?;
         // A partition that has become invalid leaves threads where they cannot be bound.
-        let isolated = match lease.plan() {
-            Some(plan) if isolation::is_partition(lease) => partition::ensure(self.root, &status, plan),
-            _ => Ok(()),
-        };
+        let isolated = self.isolate_again(lease, &status);
         let bound = lease.plan().map_or(Ok(()), |plan| binding::bind(self.root, &status, plan));
         // It runs, so its lease does, wherever its threads are.
         self.mark_running(&status)?;

@@ -1,17 +1,14 @@
 //! VMs without CPUs of their own: confined to the shared pool at their start, and held to it whenever a lease comes or goes.
 //!
-//! The host's own work follows the leases at the same events.
-//!
 //! The pool is what the leases leave. Who runs there is never recorded: it is found anew each time.
 
 use super::act::Event;
 use crate::alloc::plan::Plan;
 use crate::config::settings::Settings;
 use crate::decision::{self, Situation};
-use crate::enforce::{self, Confinement, isolation, pool};
+use crate::enforce::{self, Confinement, pool};
 use crate::error::{Code, Error, Result};
 use crate::lock::leases::{Lease, Leases};
-use crate::lock::{StateLock, former};
 use crate::xml::read;
 
 impl Event<'_> {
@@ -29,19 +26,6 @@ impl Event<'_> {
         if let Err(error) = situation.and_then(|situation| self.hold_others(&situation, leases)) {
             self.record(Some(error.code), None, &error.message);
         }
-    }
-
-    /// Makes the host what these leases want of it, or gives back what they no longer want. That this cannot be done is no
-    /// reason to fail who is not to blame: it is recorded, and tried again at the next event.
-    pub(super) fn settle_host(&self, state: &mut StateLock, leases: &Leases) {
-        if let Err(error) = isolation::settle(self.root, state, leases) {
-            self.record(Some(error.code), None, &error.message);
-        }
-    }
-
-    /// Whether anything of the host's own is not as it was.
-    pub(super) fn host_is_changed(&self) -> bool {
-        former::read(self.root).map_or(true, |former| !former.is_empty())
     }
 
     /// Whether a VM without a policy is to be confined before it runs: where that can be done, and CPUs may be handed out

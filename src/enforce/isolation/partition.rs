@@ -1,8 +1,6 @@
 //! A running domain's CPUs made cpuset partitions: no other task of the host, of systemd or of another VM runs there.
 //!
-//! Threads that are pinned outside a partition they live in fall back to all of it (measured), so the partition is made where
-//! nobody is outside: of the domain as a whole if all its threads are on its own CPUs, else of each vCPU's own cgroup, with
-//! an empty cgroup for the CPUs that nobody may use. [`seats`] says which. A partition deep in the tree takes its CPUs from
+//! Which cgroups of the domain become partitions is in [`seats`]. A partition deep in the tree takes its CPUs from
 //! the root only where every cgroup above it passes them on, in `cpuset.cpus.exclusive`. Those of the domain go with it; those
 //! above hold other VMs as well and are written down before they are changed: what they pass on is what they did before and
 //! what is passed on below them, so whoever is gone drops out (see [`prune`]).
@@ -12,6 +10,7 @@
 use std::fs;
 use std::io;
 
+use super::seats::{PARKED, Seat, seats};
 use crate::alloc::plan::Plan;
 use crate::cpuset::CpuSet;
 use crate::error::{Code, Error, Result};
@@ -23,56 +22,8 @@ use crate::lock::{DEADLINE, StateLock};
 
 const EXCLUSIVE: &str = "cpuset.cpus.exclusive";
 const STATE: &str = "cpuset.cpus.partition";
-/// The cgroup for leased CPUs that no thread may use, beside those of the threads.
-const PARKED: &str = "virt-pin-parked";
 /// How often to go over the partitions of one domain: a CPU that one gives up is free for another only then.
 const ROUNDS: usize = 2;
-
-/// A partition: its cgroup, below that of the domain's threads (`""`: that itself), and its CPUs.
-pub type Seat = (String, CpuSet);
-
-/// Where partitions have to be for this plan. `iothreads` are the ids of the domain's I/O threads.
-///
-/// # Errors
-/// [`Code::PolicyUnsupported`] for a plan with threads outside the lease while several share CPUs of it: no cgroup of
-/// libvirt's has just those.
-pub fn seats(plan: &Plan, iothreads: &[u32]) -> Result<Vec<Seat>> {
-    let exclusive = plan.exclusive();
-    let io = (!iothreads.is_empty()).then_some(&plan.iothreads);
-    let inside =
-        [Some(&plan.emulator), io, Some(&plan.shared)].into_iter().flatten().all(|cpus| cpus.is_subset(&exclusive));
-    if inside {
-        return Ok(vec![(String::new(), exclusive)]);
-    }
-    let mut seats: Vec<Seat> = Vec::new();
-    let mut rest = exclusive;
-    for (number, cpu) in (0..).zip(&plan.vcpus) {
-        let own: CpuSet = cpu.iter().copied().collect();
-        rest = rest.difference(&own);
-        seats.extend((!own.is_empty()).then(|| (format!("vcpu{number}"), own)));
-    }
-    let io = iothreads.iter().map(|id| (format!("iothread{id}"), plan.iothreads.clone()));
-    for (name, cpus) in [("emulator".to_owned(), plan.emulator.clone())].into_iter().chain(io) {
-        if cpus.is_disjoint(&plan.exclusive()) {
-            continue;
-        }
-        if !cpus.is_subset(&rest) {
-            return Err(Error::new(
-                Code::PolicyUnsupported,
-                format!(
-                    "isolation=\"partition\" cannot be made: {name} shares CPUs {cpus} with other threads of the VM while \
-                     others of its threads are outside the lease"
-                ),
-            )
-            .with_hint("set emulator and iothreads to the same value, and leave out dedicated-vcpus"));
-        }
-        rest = rest.difference(&cpus);
-        seats.push((name, cpus));
-    }
-    // First: what it gives up others may be waiting for.
-    seats.insert(0, (PARKED.to_owned(), rest));
-    Ok(seats)
-}
 
 /// Whether this host can.
 ///
@@ -259,8 +210,8 @@ pub fn flaw(root: &Root, status: &Status, plan: &Plan) -> Result<Option<String>>
     Ok((!missing.is_empty()).then(|| format!("CPUs {missing} are in none")))
 }
 
-/// Makes every cgroup that was written down pass on what it did before, and what those below it pass on; forgets those below
-/// which nobody passes on anything.
+/// Makes every cgroup that was written down pass on what it did before, and what those below it pass on; forgets those
+/// that have what they had.
 ///
 /// # Errors
 /// [`Code::IsolationFailed`] with the first that cannot be written; it stays written down.
@@ -277,10 +228,11 @@ pub(super) fn prune(root: &Root, former: &mut Former) -> Result<()> {
             Ok(Some(text)) => below(root, &dir).and_then(|used| {
                 let own = CpuSet::parse_kernel_list(&was).unwrap_or_default();
                 let wanted = own.union(&used);
+                let as_before = wanted == own;
                 if CpuSet::parse_kernel_list(&text).as_ref() != Ok(&wanted) {
                     write(root, &dir, &wanted)?;
                 }
-                Ok(used.is_empty())
+                Ok(as_before)
             }),
             Err(error) => Err(error),
         };
