@@ -12,14 +12,14 @@ use crate::error::{Code, Error, Result};
 pub(super) const PARKED: &str = "virt-pin-parked";
 
 /// A partition: its cgroup, below that of the domain's threads (`""`: that itself), and its CPUs.
-pub type Seat = (String, CpuSet);
+pub(super) type Seat = (String, CpuSet);
 
 /// Where partitions have to be for this plan. `iothreads` are the ids of the domain's I/O threads.
 ///
 /// # Errors
 /// [`Code::PolicyUnsupported`] for a plan with threads outside the lease while several share CPUs of it: no cgroup of
 /// libvirt's has just those.
-pub fn seats(plan: &Plan, iothreads: &[u32]) -> Result<Vec<Seat>> {
+pub(super) fn seats(plan: &Plan, iothreads: &[u32]) -> Result<Vec<Seat>> {
     let exclusive = plan.exclusive();
     let io = (!iothreads.is_empty()).then_some(&plan.iothreads);
     let inside =
