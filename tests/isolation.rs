@@ -83,9 +83,15 @@ fn runs(machine: &Machine, vm: &Vm, pid: u32) -> String {
     let base = format!("/machine.slice/machine-qemu\\x2d{0}\\x2d{1}.scope/libvirt", vm.id.unwrap(), vm.name);
     for (vcpu, cpu) in cpus.iter().enumerate() {
         machine.put(&format!("/proc/{pid}/task/{}/cgroup", pid + 1 + vcpu as u32), &format!("0::{base}/vcpu{vcpu}\n"));
-        machine.put(&format!("{CGROUP}{base}/vcpu{vcpu}/cpuset.cpus"), &format!("{cpu}\n"));
-        machine.put(&format!("{CGROUP}{base}/vcpu{vcpu}/cpuset.cpus.exclusive"), "\n");
-        machine.put(&format!("{CGROUP}{base}/vcpu{vcpu}/cpuset.cpus.partition"), "member\n");
+        let cgroup = format!("{CGROUP}{base}/vcpu{vcpu}");
+        machine.put(&format!("{cgroup}/cpuset.cpus"), &format!("{cpu}\n"));
+        machine.put(&format!("{cgroup}/cgroup.subtree_control"), "\n");
+        machine.put(&format!("{cgroup}/cgroup.threads"), &format!("{}\n", pid + 1 + vcpu as u32));
+        // As the kernel has them in a new cgroup.
+        machine.put(&format!("{cgroup}/cpuset.cpus.exclusive"), "\n");
+        machine.put(&format!("{cgroup}/virt-pin/cpuset.cpus.exclusive"), "\n");
+        machine.put(&format!("{cgroup}/virt-pin/cpuset.cpus.partition"), "member\n");
+        machine.put(&format!("{cgroup}/virt-pin/cgroup.threads"), "");
     }
     for dir in [base.as_str(), base.rsplit_once('/').unwrap().0] {
         machine.put(&format!("{CGROUP}{dir}/cpuset.cpus.exclusive"), "\n");
@@ -289,8 +295,11 @@ fn partitions_come_with_the_threads_and_what_is_above_is_as_before() {
     assert_eq!(above(), "1,9,15\n");
     assert_eq!(of(&base, "cpuset.cpus.exclusive"), "1,9\n");
     for (vcpu, cpu) in [(0, "1\n"), (1, "9\n")] {
-        assert_eq!(of(&base, &format!("vcpu{vcpu}/cpuset.cpus.exclusive")), cpu);
-        assert_eq!(of(&base, &format!("vcpu{vcpu}/cpuset.cpus.partition")), "root\n");
+        let cgroup = format!("vcpu{vcpu}");
+        assert_eq!(of(&base, &format!("{cgroup}/cpuset.cpus.exclusive")), cpu);
+        assert_eq!(of(&base, &format!("{cgroup}/virt-pin/cpuset.cpus.exclusive")), cpu);
+        assert_eq!(of(&base, &format!("{cgroup}/virt-pin/cpuset.cpus.partition")), "root\n");
+        assert_eq!(of(&base, &format!("{cgroup}/virt-pin/cgroup.threads")), format!("{}\n", 4001 + vcpu));
     }
     machine.prepare(&second);
     let other = runs(&machine, &second, 5000);
@@ -299,14 +308,14 @@ fn partitions_come_with_the_threads_and_what_is_above_is_as_before() {
     assert_eq!(above(), "1-2,9-10,15\n");
     // The kernel has given up a partition: seen, and made again.
     machine.put(
-        &format!("{CGROUP}{other}/vcpu1/cpuset.cpus.partition"),
+        &format!("{CGROUP}{other}/vcpu1/virt-pin/cpuset.cpus.partition"),
         "root invalid (No cpu available due to hotplug)\n",
     );
     let check = machine.cli(&["check"]).stdout;
     assert!(check.contains("says \"root invalid (No cpu available due to") && check.contains("FAIL"), "{check}");
     let said = machine.cli(&["reconcile"]).printed();
     assert!(said.contains("\"vm2\": its partition is valid again"), "{said}");
-    assert_eq!(of(&other, "vcpu1/cpuset.cpus.partition"), "root\n");
+    assert_eq!(of(&other, "vcpu1/virt-pin/cpuset.cpus.partition"), "root\n");
     drop(alive);
     ends(&machine, &first, 4000, &base);
     assert_eq!(above(), "2,10,15\n");
@@ -330,12 +339,13 @@ fn a_partition_that_the_kernel_refuses_stops_the_start() {
     let vm = Vm::new(1, 2).with("isolation='partition'");
     machine.prepare(&vm);
     let base = runs(&machine, &vm, 4000);
-    let file = machine.path(&format!("{CGROUP}{base}/vcpu1/cpuset.cpus.partition"));
+    let file = machine.path(&format!("{CGROUP}{base}/vcpu1/virt-pin/cpuset.cpus.partition"));
     fs::rename(&file, machine.path("/member")).unwrap();
     symlink(machine.path("/member"), &file).unwrap();
     let said = machine.event(&vm, "started begin").refused(Code::IsolationFailed);
     assert!(
-        said.starts_with("domain \"vm1\": cannot write \"root") && said.contains("vcpu1/cpuset.cpus.partition"),
+        said.starts_with("domain \"vm1\": cannot write \"root")
+            && said.contains("vcpu1/virt-pin/cpuset.cpus.partition"),
         "{said}"
     );
     // At reconnect it is only reported: the VM runs.

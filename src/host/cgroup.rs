@@ -99,7 +99,10 @@ pub fn parent_path(partition: Option<&str>) -> Result<String> {
     })
 }
 
-/// The cgroup directory of a thread in the cpuset hierarchy, if it is one of those that libvirt makes for a domain's
+/// Our cgroup within one of libvirt's for threads, where these are moved that are to have a cpuset partition.
+pub const INNER: &str = "virt-pin";
+
+/// The cgroup directory of a thread in the cpuset hierarchy (that around it, if it is in one of ours), if it is one of those that libvirt makes for a domain's
 /// threads (`emulator`, `vcpuN`, `iothreadN`): the only ones that may be written to.
 pub fn of_thread(root: &Root, hierarchy: &Hierarchy, pid: u32, tid: u32) -> Option<String> {
     // `/proc/PID/task/TID/cgroup`: lines of ID:CONTROLLERS:PATH; v2 is `0::PATH`.
@@ -116,6 +119,7 @@ pub fn of_thread(root: &Root, hierarchy: &Hierarchy, pid: u32, tid: u32) -> Opti
     let numbered =
         |name: &str, prefix: &str| name.strip_prefix(prefix).is_some_and(|number| number.parse::<u32>().is_ok());
     path.and_then(|path| {
+        let path = path.strip_suffix(INNER).and_then(|path| path.strip_suffix('/')).unwrap_or(path);
         let last = path.rsplit('/').next()?;
         let ours = last == "emulator" || numbered(last, "vcpu") || numbered(last, "iothread");
         (ours && !path.split('/').any(|part| part == "..")).then(|| format!("{mount}{path}"))
@@ -165,6 +169,8 @@ mod tests {
             find("3:cpuset:/machine/qemu-1-a.libvirt-qemu/vcpu0\n0::/\n"),
             Some("/c/machine/qemu-1-a.libvirt-qemu/vcpu0".into())
         );
+        assert_eq!(find("3:cpuset:/m/vcpu0/virt-pin\n"), Some("/c/m/vcpu0".into()));
+        assert_eq!(find("3:cpuset:/m/virt-pin\n"), None);
         assert_eq!(find("3:cpu,cpuset:/m/emulator\n"), Some("/c/m/emulator".into()));
         assert_eq!(find("3:cpuset:/system.slice\n"), None);
         assert_eq!(find("3:cpuset:/../vcpu0\n"), None);

@@ -159,7 +159,22 @@ fn nothing_but_the_vm_runs_on_a_partition() {
     let said = host.exec(&["virt-pin", "reconcile"]).ok();
     assert!(said.contains("\"alone\": its partition is valid again"), "{said}");
     survives();
+    // It does so as well where the only CPU of a partition was offline.
+    let cpu = alone.first().unwrap();
+    let online = format!("/sys/devices/system/cpu/cpu{cpu}/online");
+    host.sh(&format!("echo 0 >{online} && echo 1 >{online}")).ok();
+    assert!(host.check_line(partition).ends_with("FAIL"));
+    host.exec(&["virt-pin", "reconcile"]).ok();
+    survives();
+    // A pin on the CPU of another vCPU is refused, and takes no partition along. (Beside libvirt's own cgroups it would, and
+    // the kernel would crash at one of the next.)
+    let other = alone.iter().nth(1).unwrap().to_string();
+    host.virsh(&["vcpupin", "alone", "0", &other]).refused();
+    host.virsh(&["emulatorpin", "alone", &other]).refused();
+    assert!(host.check_line(partition).ends_with("PASS"));
     host.virsh(&["destroy", "alone"]).ok();
+    let complaints = host.sh("dmesg | grep -E 'WARNING:|BUG:|cut here' || true").ok();
+    assert_eq!(complaints, "", "the kernel complains");
     let after = host.changeable();
     assert!(after == before, "{:#?}", after.symmetric_difference(&before).collect::<Vec<_>>());
 }

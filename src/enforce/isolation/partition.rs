@@ -5,6 +5,11 @@
 //! above hold other VMs as well and are written down before they are changed: what they pass on is what they did before and
 //! what is passed on below them, so whoever is gone drops out (see [`prune`]).
 //!
+//! Not libvirt's own cgroups become partitions, but one of ours within each, into which the threads are moved. Linux 6.12
+//! takes a partition beside which somebody writes the same CPUs into a `cpuset.cpus` (libvirt, when a vCPU is pinned or
+//! plugged in) for invalid, but keeps it in its list of partitions when its cgroup goes, and crashes later (measured). Beside
+//! ours nobody writes.
+//!
 //! The type is always `root`: writing `isolated` while a task is moved between cgroups deadlocks Linux 6.12.
 
 use std::fs;
@@ -14,7 +19,9 @@ use super::seats::{PARKED, Seat, seats};
 use crate::alloc::plan::Plan;
 use crate::cpuset::CpuSet;
 use crate::error::{Code, Error, Result};
+use crate::host::cgroup::INNER;
 use crate::host::cgroup::{self, Hierarchy, hierarchy};
+use crate::host::process;
 use crate::host::qemu::Status;
 use crate::host::root::Root;
 use crate::lock::former::Former;
@@ -80,7 +87,7 @@ pub fn ensure(root: &Root, status: &Status, plan: &Plan) -> Result<()> {
     pass_on(root, &mount, &base, &wanted)?;
     let mut outcome = Ok(());
     for _ in 0..ROUNDS {
-        outcome = seats.iter().map(|(name, cpus)| seat(root, &base, name, cpus)).fold(Ok(()), Result::and);
+        outcome = seats.iter().map(|(name, cpus)| seat(root, status, &base, name, cpus)).fold(Ok(()), Result::and);
         if outcome.is_ok() {
             break;
         }
@@ -97,16 +104,13 @@ pub fn ensure(root: &Root, status: &Status, plan: &Plan) -> Result<()> {
     state.keep_former(&former)
 }
 
-/// The seats as far as their cgroups exist.
+/// The seats as far as their cgroups exist. A vCPU that is not plugged in has none, and its CPU is in no partition: it could not
+/// be plugged in then.
 fn taken(root: &Root, base: &str, plan: &Plan) -> Result<Vec<Seat>> {
     let names = root.list(base)?;
     let iothreads: Vec<u32> = names.iter().filter_map(|name| name.strip_prefix("iothread")?.parse().ok()).collect();
     let mut seats = seats(plan, &iothreads)?;
-    // A vCPU that is not plugged in has no cgroup; its CPU waits with the parked ones.
-    let absent = |name: &str| name.starts_with("vcpu") && !names.iter().any(|found| found == name);
-    let waiting = seats.iter().filter(|(name, _)| absent(name)).fold(CpuSet::new(), |all, (_, cpus)| all.union(cpus));
-    seats.retain(|(name, _)| !absent(name));
-    seats.iter_mut().filter(|(name, _)| name == PARKED).for_each(|(_, cpus)| cpus.add(&waiting));
+    seats.retain(|(name, _)| name.is_empty() || name == PARKED || names.contains(name));
     Ok(seats)
 }
 
@@ -132,29 +136,28 @@ fn pass_on(root: &Root, mount: &str, base: &str, cpus: &CpuSet) -> Result<()> {
     Ok(())
 }
 
+/// Where the partition of a seat is: within the cgroup of its threads, never that itself.
+fn place(base: &str, name: &str) -> String {
+    if name.is_empty() { base.to_owned() } else { format!("{base}/{name}/{INNER}") }
+}
+
 /// One partition; no CPUs: none, and its cgroup goes if it is ours.
-fn seat(root: &Root, base: &str, name: &str, cpus: &CpuSet) -> Result<()> {
-    let dir = if name.is_empty() { base.to_owned() } else { format!("{base}/{name}") };
-    if name == PARKED {
-        let path = root.resolve(&dir);
-        if cpus.is_empty() {
-            return match fs::remove_dir(&path) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    Err(Error::io(Code::IsolationFailed, "remove", &path, error))
-                }
-                _ => Ok(()),
-            };
+fn seat(root: &Root, status: &Status, base: &str, name: &str, cpus: &CpuSet) -> Result<()> {
+    let (outer, dir) = (format!("{base}/{name}"), place(base, name));
+    if name == PARKED && cpus.is_empty() {
+        return [&dir, &outer].into_iter().try_for_each(|dir| remove(root, dir));
+    }
+    if !name.is_empty() {
+        if name == PARKED {
+            make(root, &outer)?;
         }
-        match fs::create_dir(&path) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-                return Err(Error::io(Code::IsolationFailed, "create", &path, error));
-            }
-            _ => {}
-        }
-        // Among cgroups of threads it is nothing before it is one.
-        if root.read_if_exists(&format!("{dir}/cgroup.type"))?.is_some_and(|kind| kind.trim() == "domain invalid") {
-            root.write_kernel_file(&format!("{dir}/cgroup.type"), "threaded\n")
-                .map_err(|error| failed(error.message))?;
+        root.write_kernel_file(&format!("{outer}/cgroup.subtree_control"), "+cpuset\n")
+            .map_err(|error| failed(error.message))?;
+        make(root, &dir)?;
+        enter(root, status, &outer, &dir)?;
+        if set(root, &outer)? != *cpus {
+            // What its partition has now is passed on for as long as it has it.
+            write(root, &outer, &cpus.union(&set(root, &dir)?))?;
         }
     }
     if set(root, &dir)? != *cpus {
@@ -164,10 +167,60 @@ fn seat(root: &Root, base: &str, name: &str, cpus: &CpuSet) -> Result<()> {
         let file = format!("{dir}/{STATE}");
         root.write_kernel_file(&file, "root\n").map_err(|error| failed(error.message))?;
     }
-    match state_of(root, &dir)? {
-        state if state.is_valid() => Ok(()),
-        State(text) => Err(failed(format!("{dir}/{STATE} of CPUs {cpus} says \"{text}\", not \"root\""))),
+    let State(text) = state_of(root, &dir)?;
+    if !State(text.clone()).is_valid() {
+        return Err(failed(format!("{dir}/{STATE} of CPUs {cpus} says \"{text}\", not \"root\"")));
     }
+    if !name.is_empty() && set(root, &outer)? != *cpus {
+        write(root, &outer, cpus)?;
+    }
+    Ok(())
+}
+
+/// A cgroup for threads.
+fn make(root: &Root, dir: &str) -> Result<()> {
+    let path = root.resolve(dir);
+    match fs::create_dir(&path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            return Err(Error::io(Code::IsolationFailed, "create", &path, error));
+        }
+        _ => {}
+    }
+    // Among cgroups of threads it is nothing before it is one.
+    let file = format!("{dir}/cgroup.type");
+    if root.read_if_exists(&file)?.is_some_and(|kind| kind.trim() == "domain invalid") {
+        root.write_kernel_file(&file, "threaded\n").map_err(|error| failed(error.message))?;
+    }
+    Ok(())
+}
+
+fn remove(root: &Root, dir: &str) -> Result<()> {
+    let path = root.resolve(dir);
+    match fs::remove_dir(&path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(Error::io(Code::IsolationFailed, "remove", &path, error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Moves QEMU's threads from a cgroup of libvirt's into ours within it. (KVM has a kernel thread there as well, which stays.)
+fn enter(root: &Root, status: &Status, outer: &str, dir: &str) -> Result<()> {
+    let there = root.read_if_exists(&format!("{outer}/cgroup.threads"))?.unwrap_or_default();
+    let there: Vec<u32> = there.lines().filter_map(|line| line.trim().parse().ok()).collect();
+    if there.is_empty() {
+        return Ok(());
+    }
+    for thread in process::threads(root, status.pid)?.into_iter().filter(|thread| there.contains(&thread.tid)) {
+        let moved = root.write_kernel_file(&format!("{dir}/cgroup.threads"), &format!("{}\n", thread.tid));
+        // One that has ended is nowhere.
+        if let Err(error) = moved {
+            if root.exists(&format!("/proc/{}/task/{}", status.pid, thread.tid)) {
+                return Err(failed(error.message));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// What the kernel says of a partition.
@@ -191,9 +244,8 @@ fn state_of(root: &Root, dir: &str) -> Result<State> {
 /// As [`ensure`].
 pub fn flaw(root: &Root, status: &Status, plan: &Plan) -> Result<Option<String>> {
     let (_, base) = base(root, status)?;
-    let mut partitioned = CpuSet::new();
     for (name, cpus) in taken(root, &base, plan)? {
-        let dir = if name.is_empty() { base.clone() } else { format!("{base}/{name}") };
+        let dir = place(&base, &name);
         if cpus.is_empty() {
             continue;
         }
@@ -201,13 +253,15 @@ pub fn flaw(root: &Root, status: &Status, plan: &Plan) -> Result<Option<String>>
             return Ok(Some(format!("{dir} does not exist")));
         }
         let State(text) = state_of(root, &dir)?;
-        match text.as_str() {
-            "root" | "isolated" => partitioned.add(&set(root, &dir)?),
-            _ => return Ok(Some(format!("{dir}/{STATE} says \"{text}\""))),
+        if !State(text.clone()).is_valid() {
+            return Ok(Some(format!("{dir}/{STATE} says \"{text}\"")));
+        }
+        let has = set(root, &dir)?;
+        if has != cpus {
+            return Ok(Some(format!("{dir} has CPUs {has}, not {cpus}")));
         }
     }
-    let missing = plan.exclusive().difference(&partitioned);
-    Ok((!missing.is_empty()).then(|| format!("CPUs {missing} are in none")))
+    Ok(None)
 }
 
 /// Makes every cgroup that was written down pass on what it did before, and what those below it pass on; forgets those

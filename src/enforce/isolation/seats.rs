@@ -1,7 +1,7 @@
 //! Which cgroups of a domain become partitions.
 //!
 //! Threads that are pinned outside a partition they live in fall back to all of it (measured), so a partition is made where
-//! nobody is outside: of the domain as a whole if all its threads are on its own CPUs, else of each vCPU's own cgroup, with
+//! nobody is outside: of the domain as a whole if all its threads are on its own CPUs, else within each vCPU's cgroup, with
 //! an empty cgroup for the CPUs that nobody may use. Pure; what is made of it is in [`super::partition`].
 
 use crate::alloc::plan::Plan;
