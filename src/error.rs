@@ -3,7 +3,7 @@
 //! Every failure of the library is an [`Error`]: a stable [`Code`], one sentence that says what was asked, what was
 //! found and where, an optional hint that says what to do, and the causes below it. [`Code::all`] lists the one table of
 //! codes: the exit status, the README's reference and the tests are read from it. This module does no I/O; it never
-//! decides whether an error may stop a VM (that is `hook::Operation`'s knowledge).
+//! decides whether an error may stop a VM (that is `hook::Operation`'s knowledge). It is long because the table is one.
 
 mod room;
 mod words;
@@ -73,6 +73,10 @@ pub enum Code {
     ConfinementFailed,
     /// A thread of the VM is not where its lease says, and could not be moved there.
     ThreadMisplaced,
+    /// This host has no means for the isolation asked for.
+    IsolationUnsupported,
+    /// The host's own work could not be kept off the VM's CPUs.
+    IsolationFailed,
     /// libvirt refused or could not be reached (CLI only).
     LibvirtFailed,
     /// Installing would destroy somebody else's hook script.
@@ -276,6 +280,14 @@ const TABLE: &[Row] = &[
         advice: "look at the path and the reason in the message",
     },
     Row {
+        code: Code::IsolationUnsupported,
+        name: "host.isolation.unsupported",
+        exit: 42,
+        retry: false,
+        meaning: "this host has no means to keep its own work off a VM's CPUs in the way asked for",
+        advice: "leave isolation out, or use a value that `virt-pin check` says this host can do",
+    },
+    Row {
         code: Code::ConfigInvalid,
         name: "config.invalid",
         exit: 50,
@@ -298,6 +310,14 @@ const TABLE: &[Row] = &[
         retry: false,
         meaning: "a thread of the VM is not where its lease says and could not be moved there",
         advice: "the message names the thread, its CPUs and the wanted ones",
+    },
+    Row {
+        code: Code::IsolationFailed,
+        name: "enforce.isolation",
+        exit: 62,
+        retry: false,
+        meaning: "the host's own work could not be kept off the VM's CPUs",
+        advice: "the message names the cgroup, unit or file and what was found there",
     },
     Row {
         code: Code::LibvirtFailed,

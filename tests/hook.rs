@@ -274,7 +274,7 @@ fn doing_without_is_for_want_of_room_alone() {
     assert!(machine.everything() == before);
     for (vm, code) in [
         (Vm::new(1, 3).with(&fallback("threads-per-core='2'")), Code::PolicyInvalid),
-        (Vm::new(1, 2).with(&fallback("isolation='partition'")), Code::PolicyUnsupported),
+        (Vm::new(1, 2).with(&fallback("isolation='partition'")), Code::IsolationUnsupported),
         (Vm::new(1, 2).with(&fallback("")).pinned(&[0, 8]), Code::StalePins),
         (Vm::new(1, 0).with(&fallback("")), Code::DomainInvalid),
     ] {
@@ -450,7 +450,11 @@ fn every_kind_of_refusal_changes_nothing() {
         (Vm::new(1, 2).memory_kib(62 << 20), Code::MemoryShortage, ""),
         (Vm::new(1, 2).body(huge), Code::Unsatisfiable, "1024 MiB of huge pages of 2048 KiB"),
         (Vm::new(1, 3).with("threads-per-core='2'"), Code::PolicyInvalid, "3 vCPUs are not a multiple"),
-        (Vm::new(1, 2).with("isolation='partition'"), Code::PolicyUnsupported, "isolation=\"partition\""),
+        (
+            Vm::new(1, 2).with("isolation='partition' emulator='share' dedicated-vcpus='0'"),
+            Code::PolicyUnsupported,
+            "isolation=\"partition\" cannot be made: emulator shares CPUs",
+        ),
         (Vm::new(1, 2).pinned(&[0, 8]), Code::StalePins, "pins vCPU 0 to CPUs 0; its lease says"),
         (Vm::new(1, 1).without_policy().pinned(&[9]), Code::StaticConflict, "9 are leased to domain \"vm9\""),
         (Vm::new(1, 0), Code::DomainInvalid, "0 vCPUs"),

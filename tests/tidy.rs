@@ -28,7 +28,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("xml", &["alloc", "cpuset", "error", "host", "uuid"]),
     ("config", &["alloc", "cpuset", "error", "host", "uuid"]),
     ("lock", &["alloc", "cpuset", "error", "host", "uuid"]),
-    ("enforce", &["alloc", "cpuset", "error", "host"]),
+    ("enforce", &["alloc", "cpuset", "error", "host", "lock", "uuid"]),
     ("decision", &["alloc", "config", "cpuset", "enforce", "error", "host", "lock", "uuid", "xml"]),
     ("definitions", &["alloc", "config", "decision", "error", "host", "uuid", "xml"]),
     ("log", &["cpuset", "error", "host", "uuid"]),
@@ -107,6 +107,8 @@ const PROVOKED: &[(&str, &str, &str)] = &[
     ("ConfigInvalid", "hook.rs", "a_configuration_that_cannot_be_read"),
     ("ConfinementFailed", "hook.rs", "a_confinement_that_cannot_be_made_takes_the_lease_back"),
     ("ThreadMisplaced", "hook.rs", "threads_that_are_elsewhere"),
+    ("IsolationUnsupported", "isolation.rs", "a_host_that_cannot_says_so_before_qemu"),
+    ("IsolationFailed", "isolation.rs", "the_host_always_keeps_a_cpu"),
     ("LibvirtFailed", "cli.rs", "sync_without_a_domain_to_sync"),
     ("InstallConflict", "cli.rs", "install_and_uninstall"),
 ];

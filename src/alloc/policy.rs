@@ -107,9 +107,16 @@ pub const ATTRIBUTES: &[Attribute] = &[
     },
     Attribute {
         name: "isolation",
-        values: &["vms", "partition"],
-        unsupported: &["partition"],
-        meaning: "vms = no other VM on the leased CPUs; partition = nothing else at all",
+        values: &["vms", "partition", "slices"],
+        unsupported: &[],
+        meaning: "vms = no other VM on the leased CPUs; partition = no other task at all (cgroup v2, Linux 6.7); slices = no service \
+                  or session of the host (cgroup v2, systemd)",
+    },
+    Attribute {
+        name: "irqs",
+        values: &["stay", "away"],
+        unsupported: &[],
+        meaning: "away = device interrupts that can be moved are kept off the leased CPUs",
     },
     Attribute {
         name: "realtime",
@@ -180,6 +187,28 @@ pub enum OtherThreads {
     Isolate,
     /// On the vCPUs' own CPUs.
     Share,
+}
+
+/// What of the host may run on the leased CPUs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Isolation {
+    /// No other VM; the host's own tasks are left alone.
+    #[default]
+    Vms,
+    /// No other task: the CPUs are cpuset partitions.
+    Partition,
+    /// No service and no session: systemd keeps its slices elsewhere.
+    Slices,
+}
+
+/// Where device interrupts are handled.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Irqs {
+    /// Where they are.
+    #[default]
+    Stay,
+    /// Off the leased CPUs, those that can be moved.
+    Away,
 }
 
 /// Where the guest's memory comes from.
@@ -253,6 +282,10 @@ pub struct Policy {
     pub topology: GuestView,
     /// `locality`
     pub locality: Locality,
+    /// `isolation`
+    pub isolation: Isolation,
+    /// `irqs`
+    pub irqs: Irqs,
     /// `realtime`
     pub realtime: bool,
     /// `fallback`
@@ -360,6 +393,12 @@ impl Policy {
             }),
             "topology" => word(if self.topology == GuestView::Host { "host" } else { "keep" }),
             "locality" => word(if self.locality == Locality::None { "none" } else { "devices" }),
+            "isolation" => word(match self.isolation {
+                Isolation::Vms => "vms",
+                Isolation::Partition => "partition",
+                Isolation::Slices => "slices",
+            }),
+            "irqs" => word(if self.irqs == Irqs::Stay { "stay" } else { "away" }),
             "realtime" => word(if self.realtime { "yes" } else { "no" }),
             "fallback" => word(if self.fallback == Fallback::Refuse { "refuse" } else { "shared" }),
             _ => None,
@@ -428,6 +467,11 @@ impl Policy {
                 ("topology", "keep") => self.topology = GuestView::Keep,
                 ("locality", "none") => self.locality = Locality::None,
                 ("locality", "devices") => self.locality = Locality::Devices,
+                ("isolation", "vms") => self.isolation = Isolation::Vms,
+                ("isolation", "partition") => self.isolation = Isolation::Partition,
+                ("isolation", "slices") => self.isolation = Isolation::Slices,
+                ("irqs", "stay") => self.irqs = Irqs::Stay,
+                ("irqs", "away") => self.irqs = Irqs::Away,
                 ("realtime", "no") => self.realtime = false,
                 ("realtime", "yes") => self.realtime = true,
                 ("fallback", "refuse") => self.fallback = Fallback::Refuse,
@@ -541,15 +585,5 @@ mod tests {
             assert_eq!(error.code, Code::PolicyInvalid);
             assert!(error.message.contains(&format!("with {name}=\"{value}\"")), "{}", error.message);
         }
-    }
-
-    #[test]
-    fn a_shared_domain_may_carry_what_a_later_version_does() {
-        assert!(Policy::from_attributes([("isolation", "partition")]).is_ok());
-        refused(
-            &[("policy", "dedicated"), ("isolation", "partition")],
-            Code::PolicyUnsupported,
-            "policy isolation=\"partition\" is not supported by this version",
-        );
     }
 }

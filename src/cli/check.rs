@@ -10,6 +10,7 @@ use super::install::{ALONE, IN_DIRECTORY, daemon, is_executable, is_ours};
 use super::lease::duration;
 use super::{Answer, Context, to_json};
 use crate::alloc::demand::Demand;
+use crate::alloc::policy::Irqs;
 use crate::alloc::{self, Supply};
 
 use crate::alloc::pools::pools;
@@ -17,12 +18,14 @@ use crate::config::settings::Settings;
 use crate::cpuset::CpuSet;
 use crate::decision::{self, Situation, Wish};
 use crate::definitions;
+use crate::enforce::isolation::{self, irqs, partition, slices};
 use crate::enforce::{self, Confinement, binding};
 use crate::error::{Code, Error, Result, counted, printable};
 use crate::host::cgroup::{Hierarchy, has_machined, hierarchy};
 use crate::host::root::Root;
 use crate::host::{process, qemu};
 use crate::lock;
+use crate::lock::former;
 use crate::lock::leases::{Holds, Lease, Leases};
 use crate::lock::reclaim::reclaim;
 use crate::xml::{Domain, read};
@@ -138,6 +141,55 @@ fn host(context: &Context, settings: &Settings, findings: &mut Findings) {
             .then(|| "none: set emulator and iothreads to \"isolate\" or \"share\"".to_owned()),
     );
     confinement(&context.root, findings);
+    if !context.root.is_description() {
+        isolation_means(&context.root, findings);
+    }
+}
+
+/// What a policy may ask for here beside keeping other VMs away.
+fn isolation_means(root: &Root, findings: &mut Findings) {
+    let able = [("partition", partition::able(root)), ("slices", slices::able(root))];
+    let can = able.iter().filter(|(_, able)| able.is_ok()).map(|(value, _)| format!("isolation=\"{value}\": yes"));
+    let cannot = able.iter().filter_map(|(_, able)| able.as_ref().err().map(|error| error.message.clone()));
+    let message = can.chain(cannot).collect::<Vec<_>>().join("; ");
+    findings.pass("host", "its own work can be kept off leased CPUs where asked", message);
+}
+
+/// What was changed on the host, and whether it is as it should be.
+fn isolated(root: &Root, leases: &Leases, findings: &mut Findings) {
+    let check = "the host has back what no lease wants";
+    match former::read(root) {
+        Ok(former) => {
+            let remains = isolation::remains(&former, leases);
+            let worry = format!("{} (restored at the next event, or by `virt-pin reconcile`)", remains.join("; "));
+            findings.unless("state", check, (!remains.is_empty()).then_some(worry));
+        }
+        Err(error) => findings.error("state", check, &error),
+    }
+    for lease in leases.iter().filter(|lease| lease.qemu.is_some()) {
+        let (Some(plan), Some(policy)) = (lease.plan(), isolation::policy(lease)) else { continue };
+        let name = printable(&lease.name);
+        if isolation::is_partition(lease) {
+            let check = format!("nothing but \"{name}\" runs on its CPUs");
+            let flaw = qemu::status(root, &lease.name).and_then(|status| match status {
+                Some(status) => partition::flaw(root, &status, plan),
+                None => Ok(Some("libvirt has no status file of it (renamed?)".to_owned())),
+            });
+            match flaw {
+                Ok(None) => findings.pass("lease", check, plan.exclusive().to_string()),
+                Ok(Some(flaw)) => {
+                    findings.add("lease", check, Verdict::Fail, format!("{flaw} (`virt-pin reconcile` makes it anew)"));
+                }
+                Err(error) => findings.error("lease", check, &error),
+            }
+        }
+        if policy.irqs == Irqs::Away {
+            let staying = irqs::on(root, &plan.exclusive()).unwrap_or_default();
+            let worry = format!("{}: the kernel does not let them be moved, or irqbalance has", staying.join(", "));
+            let check = format!("no device interrupts the CPUs of \"{name}\"");
+            findings.unless("lease", check, (!staying.is_empty()).then_some(worry));
+        }
+    }
 }
 
 /// What is defined: whether it can be understood, and whether what starts with the host fits on it.
@@ -308,6 +360,7 @@ fn state(root: &Root, settings: Option<&Settings>, findings: &mut Findings) {
         }
     }
     intruders(root, &leases, findings);
+    isolated(root, &leases, findings);
 }
 
 /// VMs that run without the lease that their policy asks for: started before the hook was there, or past it.

@@ -5,12 +5,14 @@ use serde::Serialize;
 use super::advice::{self, How};
 use super::{Answer, Context, failure, to_json};
 use crate::alloc::plan::{PlacedCell, Plan};
+use crate::alloc::policy::Irqs;
 use crate::alloc::repack::Extent;
 use crate::alloc::request::Request;
 use crate::alloc::{self, quality};
 use crate::cpuset::{CpuId, CpuSet};
 use crate::decision::{self, Dedicated, Situation, Wish};
 use crate::definitions;
+use crate::enforce::isolation::{self, Wanted, irqs};
 use crate::error::{Error, Result, counted, printable};
 use crate::lock::leases::{Holds, Lease, Leases};
 use crate::uuid::DomainUuid;
@@ -39,6 +41,9 @@ struct View<'a> {
     refused: Option<serde_json::Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
     advice: Option<advice::View>,
+    /// Device interrupts that are handled on its CPUs now, where its policy wants them away.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    interrupts: Vec<String>,
     /// The guest's own topology is another than the plan's.
     #[serde(skip)]
     tells_otherwise: bool,
@@ -135,6 +140,7 @@ pub(super) fn explain(context: &Context, text: &str, arrival: Arrival) -> Result
         degraded: None,
         refused: None,
         advice: None,
+        interrupts: Vec::new(),
         tells_otherwise: false,
     };
     let failed = match wish.map_err(|error| decision::about(error, &identity.name, None))? {
@@ -189,12 +195,21 @@ fn dedicated(
     }
     let existing = lease.and_then(Lease::plan);
     let situation = situation.beside(&leases, identity.uuid);
-    let planned = realtime::check(domain, &wish.request).and_then(|()| {
-        situation.plan(wish, existing, arrival == Arrival::Migration, &mut |step| steps.push(step.to_string()))
-    });
+    let entering = arrival == Arrival::Migration;
+    let planned = realtime::check(domain, &wish.request)
+        .and_then(|()| situation.plan(wish, existing, entering, &mut |step| steps.push(step.to_string())))
+        .and_then(|plan| {
+            let (iothreads, others) = (read::iothread_ids(domain)?, Wanted::of(&leases, identity.uuid));
+            isolation::check(&context.root, &wish.request.policy, &plan, &iothreads, &others)?;
+            Ok(plan)
+        });
     let refusal = match planned {
         Ok(plan) => {
             view.held = existing == Some(&plan);
+            if wish.request.policy.irqs == Irqs::Away {
+                // Those of a plan are steered when it starts; what is left with a lease cannot be.
+                view.interrupts = irqs::on(&context.root, &plan.exclusive()).unwrap_or_default();
+            }
             view.tells_otherwise = plan.guest.is_some() && plan.guest != read::topology(domain)?;
             view.advice = advise(&situation, &wish.request, &plan, (&leases, identity.uuid));
             view.plan = Some(plan);
@@ -278,6 +293,14 @@ fn render(view: &View<'_>) -> String {
     }
     if let Some(advice) = &view.advice {
         out.push_str(&format!("  note: {}\n", printable(&advice.message)));
+    }
+    if !view.interrupts.is_empty() {
+        let what = if view.held {
+            "stay on its CPUs: the kernel does not let them be moved"
+        } else {
+            "are there now; those that can be moved will be"
+        };
+        out.push_str(&format!("  note: interrupts {} {what}\n", printable(&view.interrupts.join(", "))));
     }
     if view.tells_otherwise {
         out.push_str("  note: the XML tells the guest otherwise; `virt-pin transform` prints the <topology>\n");

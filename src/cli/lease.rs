@@ -11,7 +11,7 @@ use crate::lock;
 use crate::lock::leases::{Holds, Lease, State};
 
 /// A lease in JSON. Sets are kernel lists; `vcpus[i]` is the CPU of vCPU `i`; `since` is seconds of the host's uptime at the
-/// last change of state; `code` and `reason` say why a degraded one got no CPUs.
+/// last change of state; `isolation` and `irqs` are there where the policy does not have their defaults; `code` and `reason` say why a degraded one got no CPUs.
 #[derive(Serialize)]
 struct View<'l> {
     name: &'l str,
@@ -26,6 +26,10 @@ struct View<'l> {
     emulator: String,
     iothreads: String,
     nodes: Vec<u16>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    isolation: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    irqs: Option<String>,
     pid: Option<u32>,
     since: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -44,6 +48,8 @@ impl<'l> From<&'l Lease> for View<'l> {
             Holds::Degraded { code, reason, .. } => Some((code.name(), reason.as_str())),
             Holds::Dedicated(_) | Holds::Static(_) => None,
         };
+        let attributes = lease.request.as_ref().map(|request| request.policy.to_attributes()).unwrap_or_default();
+        let asked = |name: &str| attributes.iter().find(|(found, _)| *found == name).map(|(_, value)| value.clone());
         View {
             name: &lease.name,
             uuid: lease.uuid.to_string(),
@@ -56,6 +62,8 @@ impl<'l> From<&'l Lease> for View<'l> {
             emulator: set(&|plan| plan.emulator.clone()),
             iothreads: set(&|plan| plan.iothreads.clone()),
             nodes: plan.map(|plan| plan.nodes.iter().map(|node| node.0).collect()).unwrap_or_default(),
+            isolation: asked("isolation"),
+            irqs: asked("irqs"),
             pid: lease.qemu.map(|qemu| qemu.pid),
             since: lease.since,
             code: why.map(|(code, _)| code),
@@ -128,6 +136,9 @@ pub(super) fn lease(context: &Context, domain: &str) -> Result<String> {
         line("Emulator", &view.emulator);
         line("I/O threads", &view.iothreads);
         line("Nodes", &list_of(&view.nodes));
+        for (title, value) in [("Isolation", &view.isolation), ("Interrupts", &view.irqs)] {
+            value.iter().for_each(|value| line(title, value));
+        }
         if let Some(guest) = plan.guest {
             line("True topology", &guest.to_string());
         }

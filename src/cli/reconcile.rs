@@ -3,7 +3,8 @@
 //! For when `leases.json` is damaged or lost, and for VMs that ran before the hook was installed. Each running VM with a
 //! dedicated policy whose vCPU threads are bound to one CPU each gets its lease, on exactly the CPUs where its threads are;
 //! one that may do without, and does, is recorded as degraded; the rest is said, not guessed. A lease of a former version
-//! learns what its VM asks for. Leases whose start was never followed by a QEMU are ended. A corrupt file is kept beside.
+//! learns what its VM asks for. What the host's own work was kept off for nobody is given back, and partitions that have become
+//! invalid are made anew. Leases whose start was never followed by a QEMU are ended. A corrupt file is kept beside.
 
 use std::fs;
 
@@ -12,13 +13,15 @@ use crate::alloc::plan::Plan;
 use crate::alloc::policy::{Cores, Fallback};
 use crate::cpuset::{CpuId, CpuSet};
 use crate::decision::{self, Dedicated, Situation, Wish, wish};
-use crate::enforce::binding::{Role, role};
+use crate::enforce::binding::{self, Role, role};
+use crate::enforce::isolation::{self, partition};
 use crate::enforce::pool;
 use crate::error::{Code, Error, Result, counted, printable};
 use crate::host::cgroup;
 use crate::host::process;
 use crate::host::qemu;
 use crate::host::root::Root;
+use crate::lock::former::Former;
 use crate::lock::leases::{Holds, Lease, Leases, State};
 use crate::lock::reclaim::reclaim;
 use crate::lock::{DEADLINE, STATE_DIR, StateLock};
@@ -76,7 +79,32 @@ pub(super) fn reconcile(context: &Context) -> Result<String> {
     if let Err(error) = held {
         notes.push(format!("VMs without a lease: {}", error.message));
     }
+    match state.former() {
+        Ok(former) if !former.is_empty() => {
+            let remains = isolation::remains(&former, &leases);
+            match isolation::settle(root, &mut state, &leases) {
+                Ok(()) => notes.extend(remains.into_iter().map(|what| format!("restored on the host: {what}"))),
+                Err(error) => notes.push(format!("the host's own work: {}", error.message)),
+            }
+        }
+        Ok(_) => notes.extend(isolation::settle(root, &mut state, &leases).err().map(|error| error.message)),
+        Err(error) if error.code == Code::StateCorrupt => {
+            notes.push(format!("{}; it is gone now, and what it was to restore is not restored", error.message));
+            state.keep_former(&Former::default())?;
+        }
+        Err(error) => notes.push(error.message),
+    }
     drop(state);
+    for lease in leases.iter().filter(|lease| isolation::is_partition(lease) && lease.qemu.is_some()) {
+        let (Some(plan), Ok(Some(status))) = (lease.plan(), qemu::status(root, &lease.name)) else { continue };
+        let was = partition::flaw(root, &status, plan).unwrap_or_default();
+        match partition::ensure(root, &status, plan).and_then(|()| binding::bind(root, &status, plan)) {
+            Ok(()) => notes.extend(
+                was.map(|flaw| format!("\"{}\": its partition is valid again: {flaw} before", printable(&lease.name))),
+            ),
+            Err(error) => notes.push(format!("\"{}\": {}", printable(&lease.name), error.message)),
+        }
+    }
     let count = leases.iter().count();
     if context.json {
         return to_json(&serde_json::json!({ "leases": count, "notes": notes }));

@@ -1,10 +1,11 @@
 //! Makes a lease physical: nobody of the domain runs outside it, from QEMU's first instruction where the host allows.
 //!
 //! [`confinement`] says which way this host offers. [`tree`] makes the domain's cgroup before QEMU is executed, [`scope`]
-//! tells systemd to make it so; [`pool`] keeps the others off; [`binding`] puts each thread where the plan says once it exists, and reads back. Nothing
+//! tells systemd to make it so; [`pool`] keeps the others off, [`isolation`] the host's own work where that is asked for; [`binding`] puts each thread where the plan says once it exists, and reads back. Nothing
 //! here decides who gets which CPUs, and nothing here calls libvirt.
 
 pub mod binding;
+pub mod isolation;
 pub mod pool;
 pub mod scope;
 pub mod tree;

@@ -10,6 +10,7 @@ use crate::config::settings::Settings;
 use crate::cpuset::CpuSet;
 use crate::decision::{self, Dedicated, Situation, Wish};
 use crate::definitions;
+use crate::enforce::isolation::{self, Wanted};
 use crate::enforce::{self, binding};
 use crate::error::{Code, Error, Result};
 use crate::host::process::{self, Process};
@@ -116,6 +117,10 @@ impl Event<'_> {
                 }
             },
         };
+        let iothreads = read::iothread_ids(self.domain)?;
+        let others = Wanted::of(&leases, Some(self.uuid));
+        isolation::check(self.root, &wish.request.policy, &plan, &iothreads, &others)
+            .map_err(|error| self.named(error))?;
         let scope = if preparing { Scope::Everything } else { Scope::PlacementOnly };
         let edits = pin::rewrite(self.domain, &plan, scope).map_err(|error| self.named(error))?;
         let output = edits.apply(self.domain.text());
@@ -131,7 +136,6 @@ impl Event<'_> {
             Some(id) if preparing => confinement.place(partition.as_deref(), id, &self.identity.name)?,
             _ => None,
         };
-        let iothreads = read::iothread_ids(self.domain)?;
         let state_now = if preparing { State::Reserved } else { State::Provisional };
         let lease = Lease {
             cgroup: place.clone(),
@@ -151,6 +155,7 @@ impl Event<'_> {
         self.remove_cgroup(&leases, existing.and_then(|former| former.cgroup));
         if preparing {
             let held = self.hold_others(&situation, &leases);
+            let held = held.and_then(|()| isolation::settle(self.root, &mut state, &leases));
             let made = held.and_then(|()| match &place {
                 Some(place) => confinement.make(self.root, place, &iothreads, &plan),
                 None => Ok(()),
@@ -162,6 +167,7 @@ impl Event<'_> {
                     Err(also) => error.because(also),
                 };
                 self.settle_others(&leases);
+                self.settle_host(&mut state, &leases);
                 return Err(self.named(error));
             }
         }
@@ -220,6 +226,7 @@ impl Event<'_> {
         state.replace(&leases)?;
         self.clean_up(&leases, void);
         self.remove_cgroup(&leases, former);
+        self.settle_host(&mut state, &leases);
         drop(state);
         match &lease.holds {
             Holds::Degraded { code, reason, .. } => {
@@ -238,7 +245,7 @@ impl Event<'_> {
         let Ok(leases) = lock::read(self.root) else { return Ok(()) };
         self.remove_cgroup_in_its_place(&leases);
         let holds = leases.get(self.uuid).is_some();
-        if !holds && !self.has_pool(&leases) {
+        if !holds && !self.has_pool(&leases) && !self.host_is_changed() {
             return Ok(());
         }
         let locked = StateLock::acquire(self.root, DEADLINE).and_then(|state| Ok((state.load()?, state)));
@@ -257,6 +264,7 @@ impl Event<'_> {
                 self.settle_others(&leases);
             }
         }
+        self.settle_host(&mut state, &leases);
         self.confine_to_pool(&leases).map_err(|error| self.named(error))
     }
 
@@ -294,6 +302,7 @@ impl Event<'_> {
         // It takes a while to be ready, and waits for our end: started now, it costs nobody time.
         self.sync(plan);
         binding::bind(self.root, &status, plan).map_err(|error| self.named(error))?;
+        self.isolate(lease, &status, plan).map_err(|error| self.named(error))?;
         match self.mark_running(&status) {
             Err(error) if error.code == Code::DomainUnknown => return Err(error),
             // Every thread is right and the lease stands, if with less than could be known of its domain.
@@ -377,7 +386,7 @@ impl Event<'_> {
         if leases.get(self.uuid).is_none() {
             self.remove_places(&leases);
         }
-        if leases.iter().next().is_none() {
+        if leases.iter().next().is_none() && !self.host_is_changed() {
             return Ok(());
         }
         let mut state = StateLock::acquire(self.root, DEADLINE)?;
@@ -402,6 +411,7 @@ impl Event<'_> {
         if freed {
             self.settle_others(&leases);
         }
+        self.settle_host(&mut state, &leases);
         Ok(())
     }
 
@@ -410,10 +420,12 @@ impl Event<'_> {
         let leases = lock::read(self.root)?;
         let Some(lease) = leases.get(self.uuid) else { return self.started_without_lease(&leases) };
         let status = self.status()?;
+        // A partition that has become invalid leaves threads where they cannot be bound.
+        let isolated = self.isolate_again(lease, &status);
         let bound = lease.plan().map_or(Ok(()), |plan| binding::bind(self.root, &status, plan));
         // It runs, so its lease does, wherever its threads are.
         self.mark_running(&status)?;
-        bound.map_err(|error| decision::about(error, &self.identity.name, None))
+        bound.and(isolated).map_err(|error| decision::about(error, &self.identity.name, None))
     }
 
     /// What ended leases leave behind, once they are off the books.

@@ -6,6 +6,7 @@
 
 mod act;
 pub mod call;
+mod isolation;
 mod others;
 mod sync;
 

@@ -57,7 +57,7 @@ pub fn has_machined(root: &Root) -> bool {
 /// The CPUs that a domain's cgroup can be given at all: what its parent (or the nearest ancestor that exists) has.
 /// `None` = no restriction known.
 ///
-/// v1: `cpuset.effective_cpus`; v2: `cpuset.cpus.effective`. Kernel list; missing where the controller is not enabled.
+/// v1: `cpuset.effective_cpus`; v2: `cpuset.cpus.effective` with `cpuset.cpus.exclusive.effective`. Kernel list; missing where the controller is not enabled.
 ///
 /// # Errors
 /// [`Code::HostIo`] when such a file exists and makes no sense.
@@ -71,8 +71,11 @@ pub fn reach(root: &Root, partition: Option<&str>) -> Result<Option<CpuSet>> {
     let mut path = format!("{mount}{parent}");
     loop {
         if let Some(text) = root.read_if_exists(&format!("{path}/{file}"))? {
-            let cpus = CpuSet::parse_kernel_list(&text)
+            let mut cpus = CpuSet::parse_kernel_list(&text)
                 .map_err(|error| Error::new(Code::HostIo, format!("{path}/{file} is no CPU list")).because(error))?;
+            // CPUs of partitions below are not among its own, and can be given to those below all the same.
+            let passed_on = root.read_if_exists(&format!("{path}/cpuset.cpus.exclusive.effective"))?;
+            cpus.add(&passed_on.and_then(|text| CpuSet::parse_kernel_list(&text).ok()).unwrap_or_default());
             return Ok(Some(cpus));
         }
         match path.rsplit_once('/') {
@@ -96,7 +99,10 @@ pub fn parent_path(partition: Option<&str>) -> Result<String> {
     })
 }
 
-/// The cgroup directory of a thread in the cpuset hierarchy, if it is one of those that libvirt makes for a domain's
+/// Our cgroup within one of libvirt's for threads, where these are moved that are to have a cpuset partition.
+pub const INNER: &str = "virt-pin";
+
+/// The cgroup directory of a thread in the cpuset hierarchy (that around it, if it is in one of ours), if it is one of those that libvirt makes for a domain's
 /// threads (`emulator`, `vcpuN`, `iothreadN`): the only ones that may be written to.
 pub fn of_thread(root: &Root, hierarchy: &Hierarchy, pid: u32, tid: u32) -> Option<String> {
     // `/proc/PID/task/TID/cgroup`: lines of ID:CONTROLLERS:PATH; v2 is `0::PATH`.
@@ -113,6 +119,7 @@ pub fn of_thread(root: &Root, hierarchy: &Hierarchy, pid: u32, tid: u32) -> Opti
     let numbered =
         |name: &str, prefix: &str| name.strip_prefix(prefix).is_some_and(|number| number.parse::<u32>().is_ok());
     path.and_then(|path| {
+        let path = path.strip_suffix(INNER).and_then(|path| path.strip_suffix('/')).unwrap_or(path);
         let last = path.rsplit('/').next()?;
         let ours = last == "emulator" || numbered(last, "vcpu") || numbered(last, "iothread");
         (ours && !path.split('/').any(|part| part == "..")).then(|| format!("{mount}{path}"))
@@ -162,6 +169,8 @@ mod tests {
             find("3:cpuset:/machine/qemu-1-a.libvirt-qemu/vcpu0\n0::/\n"),
             Some("/c/machine/qemu-1-a.libvirt-qemu/vcpu0".into())
         );
+        assert_eq!(find("3:cpuset:/m/vcpu0/virt-pin\n"), Some("/c/m/vcpu0".into()));
+        assert_eq!(find("3:cpuset:/m/virt-pin\n"), None);
         assert_eq!(find("3:cpu,cpuset:/m/emulator\n"), Some("/c/m/emulator".into()));
         assert_eq!(find("3:cpuset:/system.slice\n"), None);
         assert_eq!(find("3:cpuset:/../vcpu0\n"), None);

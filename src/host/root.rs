@@ -136,9 +136,11 @@ impl Root {
         if self.is_description() {
             return Err(failed(Errno::EROFS.into()));
         }
-        // One write(2): the kernel takes each write as a whole value.
+        // One write(2): the kernel takes each write as a whole value. (Its files do not mind being truncated, as a shell's
+        // redirection does.)
         fs::OpenOptions::new()
             .write(true)
+            .truncate(true)
             .custom_flags(nix::fcntl::OFlag::O_NOFOLLOW.bits())
             .open(&file)
             .and_then(|mut open| open.write_all(value.as_bytes()))

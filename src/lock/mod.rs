@@ -1,9 +1,10 @@
 //! The lock, and the only way to change the leases.
 //!
-//! `/run/virt-pin/` holds `lock` and `leases.json`, and what [`survey`] keeps. [`StateLock`] is a flock on `lock`, waited for with a deadline (libvirt
+//! `/run/virt-pin/` holds `lock` and `leases.json`, and what [`survey`] and [`former`] keep. [`StateLock`] is a flock on `lock`, waited for with a deadline (libvirt
 //! holds a VM's own lock meanwhile): the file is created once and never renamed, truncated or removed, so that two
 //! processes never hold two locks. Only a [`StateLock`] can replace the leases. Nobody may call libvirt while holding it.
 
+pub mod former;
 pub mod leases;
 pub mod reclaim;
 mod replace;

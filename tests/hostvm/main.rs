@@ -11,7 +11,8 @@
 //!
 //! `image` builds the disk (by `image.sh`), `shape` says what the machine is, `vm` runs QEMU, `snapshot` boots it once, `host` is
 //! a clone for a test, `cache` keeps what is slow, `wire` is how one talks with them, `needs` knows whether to run at all.
-//! `leases` holds what virt-pin promises there, `lifecycle` and `migration` what may happen meanwhile, `proof` what the kernel (`trace`) has seen of it; this file tests the test bed. `make test-host` runs it; a plain `cargo test`
+//! What virt-pin promises there: `leases`, `isolation`, `lifecycle`, `migration`; `proof` is what the kernel (`trace`) has seen of
+//! it. This file tests the test bed. `make test-host` runs it; a plain `cargo test`
 //! only says so.
 
 mod cache;
@@ -19,6 +20,7 @@ mod cache;
 mod guest;
 mod host;
 mod image;
+mod isolation;
 mod leases;
 mod lifecycle;
 mod migration;

@@ -1,0 +1,339 @@
+//! A running domain's CPUs made cpuset partitions: no other task of the host, of systemd or of another VM runs there.
+//!
+//! Which cgroups of the domain become partitions is in [`seats`]. A partition deep in the tree takes its CPUs from
+//! the root only where every cgroup above it passes them on, in `cpuset.cpus.exclusive`. Those of the domain go with it; those
+//! above hold other VMs as well and are written down before they are changed: what they pass on is what they did before and
+//! what is passed on below them, so whoever is gone drops out (see [`prune`]).
+//!
+//! Not libvirt's own cgroups become partitions, but one of ours within each, into which the threads are moved. Linux 6.12
+//! takes a partition beside which somebody writes the same CPUs into a `cpuset.cpus` (libvirt, when a vCPU is pinned or
+//! plugged in) for invalid, but keeps it in its list of partitions when its cgroup goes, and crashes later (measured). Beside
+//! ours nobody writes.
+//!
+//! The type is always `root`: writing `isolated` while a task is moved between cgroups deadlocks Linux 6.12.
+
+use std::fs;
+use std::io;
+
+use super::seats::{PARKED, Seat, seats};
+use crate::alloc::plan::Plan;
+use crate::cpuset::CpuSet;
+use crate::error::{Code, Error, Result};
+use crate::host::cgroup::INNER;
+use crate::host::cgroup::{self, Hierarchy, hierarchy};
+use crate::host::process;
+use crate::host::qemu::Status;
+use crate::host::root::Root;
+use crate::lock::former::Former;
+use crate::lock::{DEADLINE, StateLock};
+
+const EXCLUSIVE: &str = "cpuset.cpus.exclusive";
+const STATE: &str = "cpuset.cpus.partition";
+/// How often to go over the partitions of one domain: a CPU that one gives up is free for another only then.
+const ROUNDS: usize = 2;
+
+/// Whether this host can.
+///
+/// # Errors
+/// [`Code::IsolationUnsupported`] with what is missing.
+pub fn able(root: &Root) -> Result<String> {
+    let missing = match hierarchy(root)? {
+        Some(Hierarchy::V2(mount)) if passes_on(root, &mount)? => return Ok(mount),
+        Some(Hierarchy::V2(mount)) => {
+            format!("the kernel has no {EXCLUSIVE} below {mount} (Linux 6.7 and later have it where cpuset is enabled)")
+        }
+        Some(Hierarchy::V1(mount)) => format!("the cpuset controller is that of cgroup v1 (at {mount})"),
+        None => "there is no cpuset controller".to_owned(),
+    };
+    let error = Error::new(Code::IsolationUnsupported, format!("isolation=\"partition\" needs cgroup v2: {missing}"));
+    Err(error.with_hint("leave isolation out; isolation=\"slices\" works on older kernels, with systemd and cgroup v2"))
+}
+
+/// Any cgroup with a cpuset tells; where the controller is not enabled yet, the root of a kernel that tells what partitions
+/// have isolated (6.8).
+fn passes_on(root: &Root, mount: &str) -> Result<bool> {
+    let below = root.list(mount)?;
+    let mut cpusets = below.iter().filter(|name| root.exists(&format!("{mount}/{name}/cpuset.cpus"))).peekable();
+    if cpusets.peek().is_some() {
+        return Ok(cpusets.any(|name| root.exists(&format!("{mount}/{name}/{EXCLUSIVE}"))));
+    }
+    Ok(root.exists(&format!("{mount}/cpuset.cpus.isolated")))
+}
+
+/// The cgroup in which the cgroups of a domain's threads are.
+fn base(root: &Root, status: &Status) -> Result<(String, String)> {
+    let mount = able(root)?;
+    let kind = Hierarchy::V2(mount.clone());
+    let threads = status.vcpus.values();
+    let of_vcpu = threads.filter_map(|tid| cgroup::of_thread(root, &kind, status.pid, *tid)).find_map(|dir| {
+        let (base, name) = dir.rsplit_once('/')?;
+        name.starts_with("vcpu").then(|| base.to_owned())
+    });
+    let base = of_vcpu.ok_or_else(|| {
+        failed("its vCPUs have no cgroups of their own; is cpuset among cgroup_controllers in qemu.conf?".to_owned())
+    })?;
+    Ok((mount, base))
+}
+
+/// Makes the partitions of a running domain, or makes them valid again; does nothing to those that are right. Its threads are
+/// bound already. Takes the lock for what is others' as well, and only for that: a partition takes the kernel its time.
+///
+/// # Errors
+/// [`Code::IsolationFailed`] with the cgroup and what it says; [`Code::IsolationUnsupported`]; those of the lock.
+pub fn ensure(root: &Root, status: &Status, plan: &Plan) -> Result<()> {
+    let (mount, base) = base(root, status)?;
+    let seats = taken(root, &base, plan)?;
+    let (had, wanted) = (set(root, &base)?, plan.exclusive());
+    pass_on(root, &mount, &base, &wanted)?;
+    let mut outcome = Ok(());
+    for _ in 0..ROUNDS {
+        outcome = seats.iter().map(|(name, cpus)| seat(root, status, &base, name, cpus)).fold(Ok(()), Result::and);
+        if outcome.is_ok() {
+            break;
+        }
+    }
+    outcome?;
+    if had.is_subset(&wanted) {
+        return Ok(());
+    }
+    // It has moved: what it had is passed on no longer.
+    write(root, &base, &wanted)?;
+    let mut state = StateLock::acquire(root, DEADLINE)?;
+    let mut former = state.former()?;
+    prune(root, &mut former)?;
+    state.keep_former(&former)
+}
+
+/// The seats as far as their cgroups exist. A vCPU that is not plugged in has none, and its CPU is in no partition: it could not
+/// be plugged in then.
+fn taken(root: &Root, base: &str, plan: &Plan) -> Result<Vec<Seat>> {
+    let names = root.list(base)?;
+    let iothreads: Vec<u32> = names.iter().filter_map(|name| name.strip_prefix("iothread")?.parse().ok()).collect();
+    let mut seats = seats(plan, &iothreads)?;
+    seats.retain(|(name, _)| name.is_empty() || name == PARKED || names.contains(name));
+    Ok(seats)
+}
+
+/// Has every cgroup down to `base` pass these CPUs on, beside what it passes on to others.
+fn pass_on(root: &Root, mount: &str, base: &str, cpus: &CpuSet) -> Result<()> {
+    let mut state = StateLock::acquire(root, DEADLINE)?;
+    let mut former = state.former()?;
+    let above = above(mount, base);
+    let known = former.exclusive.len();
+    for dir in &above {
+        let text = root.read(&format!("{dir}/{EXCLUSIVE}")).map_err(|error| failed(error.message))?;
+        former.exclusive.entry(dir.clone()).or_insert_with(|| text.trim().to_owned());
+    }
+    if former.exclusive.len() > known {
+        state.keep_former(&former)?;
+    }
+    for dir in above.iter().map(String::as_str).chain([base]) {
+        let has = set(root, dir)?;
+        if !cpus.is_subset(&has) {
+            write(root, dir, &has.union(cpus))?;
+        }
+    }
+    Ok(())
+}
+
+/// Where the partition of a seat is: within the cgroup of its threads, never that itself.
+fn place(base: &str, name: &str) -> String {
+    if name.is_empty() { base.to_owned() } else { format!("{base}/{name}/{INNER}") }
+}
+
+/// One partition; no CPUs: none, and its cgroup goes if it is ours.
+fn seat(root: &Root, status: &Status, base: &str, name: &str, cpus: &CpuSet) -> Result<()> {
+    let (outer, dir) = (format!("{base}/{name}"), place(base, name));
+    if name == PARKED && cpus.is_empty() {
+        return [&dir, &outer].into_iter().try_for_each(|dir| remove(root, dir));
+    }
+    if !name.is_empty() {
+        if name == PARKED {
+            make(root, &outer)?;
+        }
+        root.write_kernel_file(&format!("{outer}/cgroup.subtree_control"), "+cpuset\n")
+            .map_err(|error| failed(error.message))?;
+        make(root, &dir)?;
+        enter(root, status, &outer, &dir)?;
+        if set(root, &outer)? != *cpus {
+            // What its partition has now is passed on for as long as it has it.
+            write(root, &outer, &cpus.union(&set(root, &dir)?))?;
+        }
+    }
+    if set(root, &dir)? != *cpus {
+        write(root, &dir, cpus)?;
+    }
+    if !state_of(root, &dir)?.is_valid() {
+        let file = format!("{dir}/{STATE}");
+        root.write_kernel_file(&file, "root\n").map_err(|error| failed(error.message))?;
+    }
+    let State(text) = state_of(root, &dir)?;
+    if !State(text.clone()).is_valid() {
+        return Err(failed(format!("{dir}/{STATE} of CPUs {cpus} says \"{text}\", not \"root\"")));
+    }
+    if !name.is_empty() && set(root, &outer)? != *cpus {
+        write(root, &outer, cpus)?;
+    }
+    Ok(())
+}
+
+/// A cgroup for threads.
+fn make(root: &Root, dir: &str) -> Result<()> {
+    let path = root.resolve(dir);
+    match fs::create_dir(&path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            return Err(Error::io(Code::IsolationFailed, "create", &path, error));
+        }
+        _ => {}
+    }
+    // Among cgroups of threads it is nothing before it is one.
+    let file = format!("{dir}/cgroup.type");
+    if root.read_if_exists(&file)?.is_some_and(|kind| kind.trim() == "domain invalid") {
+        root.write_kernel_file(&file, "threaded\n").map_err(|error| failed(error.message))?;
+    }
+    Ok(())
+}
+
+fn remove(root: &Root, dir: &str) -> Result<()> {
+    let path = root.resolve(dir);
+    match fs::remove_dir(&path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(Error::io(Code::IsolationFailed, "remove", &path, error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Moves QEMU's threads from a cgroup of libvirt's into ours within it. (KVM has a kernel thread there as well, which stays.)
+fn enter(root: &Root, status: &Status, outer: &str, dir: &str) -> Result<()> {
+    let there = root.read_if_exists(&format!("{outer}/cgroup.threads"))?.unwrap_or_default();
+    let there: Vec<u32> = there.lines().filter_map(|line| line.trim().parse().ok()).collect();
+    if there.is_empty() {
+        return Ok(());
+    }
+    for thread in process::threads(root, status.pid)?.into_iter().filter(|thread| there.contains(&thread.tid)) {
+        let moved = root.write_kernel_file(&format!("{dir}/cgroup.threads"), &format!("{}\n", thread.tid));
+        // One that has ended is nowhere.
+        if let Err(error) = moved {
+            if root.exists(&format!("/proc/{}/task/{}", status.pid, thread.tid)) {
+                return Err(failed(error.message));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What the kernel says of a partition.
+struct State(String);
+
+impl State {
+    /// `root invalid (...)` says why not; `isolated` would do as well, but is never ours.
+    fn is_valid(&self) -> bool {
+        matches!(self.0.as_str(), "root" | "isolated")
+    }
+}
+
+fn state_of(root: &Root, dir: &str) -> Result<State> {
+    let text = root.read(&format!("{dir}/{STATE}")).map_err(|error| failed(error.message))?;
+    Ok(State(text.trim().to_owned()))
+}
+
+/// Why the partitions of a running domain are not what its plan asks for; `None` = they are.
+///
+/// # Errors
+/// As [`ensure`].
+pub fn flaw(root: &Root, status: &Status, plan: &Plan) -> Result<Option<String>> {
+    let (_, base) = base(root, status)?;
+    for (name, cpus) in taken(root, &base, plan)? {
+        let dir = place(&base, &name);
+        if cpus.is_empty() {
+            continue;
+        }
+        if !root.exists(&dir) {
+            return Ok(Some(format!("{dir} does not exist")));
+        }
+        let State(text) = state_of(root, &dir)?;
+        if !State(text.clone()).is_valid() {
+            return Ok(Some(format!("{dir}/{STATE} says \"{text}\"")));
+        }
+        let has = set(root, &dir)?;
+        if has != cpus {
+            return Ok(Some(format!("{dir} has CPUs {has}, not {cpus}")));
+        }
+    }
+    Ok(None)
+}
+
+/// Makes every cgroup that was written down pass on what it did before, and what those below it pass on; forgets those
+/// that have what they had.
+///
+/// # Errors
+/// [`Code::IsolationFailed`] with the first that cannot be written; it stays written down.
+pub(super) fn prune(root: &Root, former: &mut Former) -> Result<()> {
+    let mut outcome = Ok(());
+    // The deepest first: what it passes on decides about those above.
+    let mut dirs: Vec<String> = former.exclusive.keys().cloned().collect();
+    dirs.sort_by_key(|dir| std::cmp::Reverse(dir.matches('/').count()));
+    for dir in dirs {
+        let Some(was) = former.exclusive.get(&dir).cloned() else { continue };
+        let done = match root.read_if_exists(&format!("{dir}/{EXCLUSIVE}")) {
+            // With its last VM the cgroup itself, or its cpuset.
+            Ok(None) => Ok(true),
+            Ok(Some(text)) => below(root, &dir).and_then(|used| {
+                let own = CpuSet::parse_kernel_list(&was).unwrap_or_default();
+                let wanted = own.union(&used);
+                let as_before = wanted == own;
+                if CpuSet::parse_kernel_list(&text).as_ref() != Ok(&wanted) {
+                    write(root, &dir, &wanted)?;
+                }
+                Ok(as_before)
+            }),
+            Err(error) => Err(error),
+        };
+        match done {
+            Ok(true) => drop(former.exclusive.remove(&dir)),
+            Ok(false) => {}
+            Err(error) => outcome = outcome.and(Err(error)),
+        }
+    }
+    outcome
+}
+
+/// What is passed on below a cgroup.
+fn below(root: &Root, dir: &str) -> Result<CpuSet> {
+    let mut used = CpuSet::new();
+    for name in root.list(dir)? {
+        let child = format!("{dir}/{name}");
+        if let Some(text) = root.read_if_exists(&format!("{child}/{EXCLUSIVE}"))? {
+            used.add(&CpuSet::parse_kernel_list(&text).unwrap_or_default());
+        }
+    }
+    Ok(used)
+}
+
+/// The cgroups between the root and `base`, from above.
+fn above(mount: &str, base: &str) -> Vec<String> {
+    let path = base.strip_prefix(mount).unwrap_or_default().trim_start_matches('/');
+    let mut dir = mount.to_owned();
+    let mut above = Vec::new();
+    for name in path.split('/') {
+        dir = format!("{dir}/{name}");
+        above.push(dir.clone());
+    }
+    above.pop();
+    above
+}
+
+fn set(root: &Root, dir: &str) -> Result<CpuSet> {
+    let text = root.read(&format!("{dir}/{EXCLUSIVE}")).map_err(|error| failed(error.message))?;
+    CpuSet::parse_kernel_list(&text).map_err(|error| failed(format!("{dir}/{EXCLUSIVE} is no CPU list")).because(error))
+}
+
+fn write(root: &Root, dir: &str, cpus: &CpuSet) -> Result<()> {
+    let file = format!("{dir}/{EXCLUSIVE}");
+    root.write_kernel_file(&file, &format!("{cpus}\n")).map_err(|error| failed(error.message))
+}
+
+fn failed(message: String) -> Error {
+    Error::new(Code::IsolationFailed, message)
+}
