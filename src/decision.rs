@@ -210,13 +210,13 @@ impl Situation {
         self.domain = domain;
         self.running = others().map(|lease| lease.uuid).collect();
         self.taken = leases.taken_from(domain);
-        for plan in others().filter_map(Lease::plan) {
+        for plan in others().flat_map(Lease::plans) {
             self.taken = self.taken.union(&plan.held(&self.topology));
             self.housekeeping = self.housekeeping.difference(&plan.exclusive());
         }
         let seats = others().filter_map(|lease| {
-            let plan = lease.plan()?;
-            let cpus = plan.allowed().intersection(&self.pinnable).difference(&plan.exclusive());
+            let allowed = lease.plans().fold(CpuSet::new(), |all, plan| all.union(&plan.allowed()));
+            let cpus = allowed.intersection(&self.pinnable).difference(&lease.cpus());
             (!cpus.is_empty()).then(|| (lease.name.clone(), cpus))
         });
         self.seats = seats.collect();
@@ -228,7 +228,7 @@ impl Situation {
     pub fn shared_pool(&self, leases: &Leases) -> CpuSet {
         leases
             .iter()
-            .filter_map(Lease::plan)
+            .flat_map(Lease::plans)
             .fold(self.usable.clone(), |pool, plan| pool.difference(&plan.held(&self.topology)))
     }
 

@@ -125,6 +125,7 @@ fn adopt(context: &Context, leases: &Leases, name: &str, text: &str) -> Result<O
         cgroup: None,
         daemon: None,
         qemu: process::process(root, status.pid)?,
+        moving: None,
         since: process::uptime_secs(root),
     }))
 }

@@ -5,6 +5,7 @@
 //! here decides who gets which CPUs, and nothing here calls libvirt.
 
 pub mod binding;
+pub mod passage;
 pub mod pool;
 pub mod scope;
 pub mod tree;

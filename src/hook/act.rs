@@ -271,6 +271,7 @@ impl Event<'_> {
             cgroup: None,
             daemon: daemon(self.root),
             qemu: None,
+            moving: None,
             since: process::uptime_secs(self.root),
         }
     }

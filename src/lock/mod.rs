@@ -5,6 +5,7 @@
 //! processes never hold two locks. Only a [`StateLock`] can replace the leases. Nobody may call libvirt while holding it.
 
 pub mod leases;
+mod plan;
 pub mod reclaim;
 mod replace;
 mod request;

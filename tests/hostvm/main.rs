@@ -21,6 +21,7 @@ mod host;
 mod image;
 mod leases;
 mod needs;
+mod relocate;
 mod shape;
 mod snapshot;
 mod vm;
