@@ -32,6 +32,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("decision", &["alloc", "config", "cpuset", "enforce", "error", "host", "lock", "uuid", "xml"]),
     ("definitions", &["alloc", "config", "decision", "error", "host", "uuid", "xml"]),
     ("log", &["cpuset", "error", "host", "uuid"]),
+    ("relocate", &["alloc", "config", "cpuset", "decision", "enforce", "error", "host", "lock", "log", "uuid", "xml"]),
     ("libvirt", &["cpuset", "error", "uuid"]),
     (
         "hook",
@@ -46,6 +47,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "host",
             "lock",
             "log",
+            "relocate",
             "uuid",
             "xml",
         ],
@@ -64,6 +66,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "libvirt",
             "lock",
             "log",
+            "relocate",
             "uuid",
             "xml",
         ],

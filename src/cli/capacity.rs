@@ -188,7 +188,7 @@ fn tables(topology: &Topology, pools: &Pools, llc: bool) -> String {
 }
 
 /// A VM of so many whole cores with so many vCPUs on each: `4x2`.
-fn request(shape: &str, words: &[String]) -> Result<Request> {
+pub(super) fn request(shape: &str, words: &[String]) -> Result<Request> {
     let counts = shape.split_once('x').and_then(|(cores, threads)| {
         let (cores, threads): (u16, NonZeroU16) = (cores.parse().ok()?, threads.parse().ok()?);
         Some((cores.checked_mul(threads.get()).filter(|&vcpus| vcpus > 0)?, threads))

@@ -3,7 +3,7 @@
 //! For when `leases.json` is damaged or lost, and for VMs that ran before the hook was installed. Each running VM with a
 //! dedicated policy whose vCPU threads are bound to one CPU each gets its lease, on exactly the CPUs where its threads are;
 //! one that may do without, and does, is recorded as degraded; the rest is said, not guessed. A lease of a former version
-//! learns what its VM asks for. Leases whose start was never followed by a QEMU are ended. A corrupt file is kept beside.
+//! learns what its VM asks for. Leases of CPUs that have gone offline or come back are repaired (see `relocate`). Leases whose start was never followed by a QEMU are ended. A corrupt file is kept beside.
 
 use std::fs;
 
@@ -22,6 +22,7 @@ use crate::host::root::Root;
 use crate::lock::leases::{Holds, Lease, Leases, State};
 use crate::lock::reclaim::reclaim;
 use crate::lock::{DEADLINE, STATE_DIR, StateLock};
+use crate::relocate::{self, Done};
 use crate::xml::{Domain, read};
 
 pub(super) fn reconcile(context: &Context) -> Result<String> {
@@ -77,12 +78,28 @@ pub(super) fn reconcile(context: &Context) -> Result<String> {
         notes.push(format!("VMs without a lease: {}", error.message));
     }
     drop(state);
+    notes.extend(repaired(context)?);
     let count = leases.iter().count();
     if context.json {
         return to_json(&serde_json::json!({ "leases": count, "notes": notes }));
     }
     notes.push(format!("{} in all.", counted(count as u64, "lease")));
     Ok(notes.join("\n") + "\n")
+}
+
+/// Leases whose CPUs have gone or come back, and moves that nobody finished. libvirt is asked only where it has to be told.
+fn repaired(context: &Context) -> Result<Vec<String>> {
+    let mut notes = Vec::new();
+    for repair in relocate::repair(&context.root, &context.settings()?)? {
+        let name = printable(&repair.name);
+        notes.push(format!("\"{name}\": {}", repair.done.sentence()));
+        if matches!(repair.done, Done::Moved { .. }) {
+            notes.extend(
+                super::sync::after_move(context, repair.uuid).map(|error| format!("\"{name}\": {}", error.message)),
+            );
+        }
+    }
+    Ok(notes)
 }
 
 /// The lease of a running domain that has none, or has one that can be completed; `None` if it needs nothing.

@@ -6,6 +6,7 @@ use super::call::Operation;
 use super::{others, sync};
 use crate::alloc::plan::Plan;
 use crate::alloc::quality;
+use crate::alloc::relocation::MemoryOfMoved;
 use crate::config::settings::Settings;
 use crate::cpuset::CpuSet;
 use crate::decision::{self, Dedicated, Situation, Wish};
@@ -19,6 +20,7 @@ use crate::lock::leases::{Holds, Lease, Leases, State};
 use crate::lock::reclaim::{self, reclaim};
 use crate::lock::{self, DEADLINE, StateLock};
 use crate::log::Journal;
+use crate::relocate::{self, Done};
 use crate::uuid::DomainUuid;
 use crate::xml::Domain;
 use crate::xml::pin::{self, Scope};
@@ -55,6 +57,9 @@ pub(super) fn act(root: &Root, operation: Operation, text: &str) -> Result<Optio
         Operation::Reconnect => event.reconnect().map(|()| None),
         Operation::Start | Operation::Stopped => Ok(None),
     };
+    if matches!(operation, Operation::Prepare | Operation::Release) {
+        event.recover();
+    }
     if let Err(error) = &result {
         event.record(Some(error.code), None, &error.message);
     }
@@ -411,10 +416,49 @@ impl Event<'_> {
         let leases = lock::read(self.root)?;
         let Some(lease) = leases.get(self.uuid) else { return self.started_without_lease(&leases) };
         let status = self.status()?;
-        let bound = lease.plan().map_or(Ok(()), |plan| binding::bind(self.root, &status, plan));
+        let bound = match &lease.moving {
+            None => lease.plan().map_or(Ok(()), |plan| binding::bind(self.root, &status, plan)),
+            Some(_) => {
+                self.recover();
+                Ok(())
+            }
+        };
         // It runs, so its lease does, wherever its threads are.
         self.mark_running(&status)?;
-        bound.map_err(|error| decision::about(error, &self.identity.name, None))
+        let repaired = match bound {
+            Ok(()) => return Ok(()),
+            // A CPU of its own may have gone offline, or the cgroup have lost it.
+            Err(error) => Settings::read(self.root)
+                .and_then(|settings| relocate::repair_one(self.root, &settings, self.uuid, MemoryOfMoved::Stays))
+                .and_then(|repaired| repaired.ok_or(error)),
+        };
+        match repaired.map_err(|error| decision::about(error, &self.identity.name, None))?.done {
+            Done::Failed(error) => Err(error),
+            Done::Moved { .. } => {
+                if let Some(plan) = lock::read(self.root)?.get(self.uuid).and_then(Lease::plan) {
+                    self.sync(plan);
+                }
+                Ok(())
+            }
+            Done::Back(_) | Done::Degraded { .. } => Ok(()),
+        }
+    }
+
+    /// Moves of running VMs whose mover has died are brought to an end. Only what takes no time: memory stays where it is.
+    fn recover(&self) {
+        let moves = lock::read(self.root).is_ok_and(|leases| leases.iter().any(|lease| lease.moving.is_some()));
+        if !moves {
+            return;
+        }
+        let recovered = Settings::read(self.root)
+            .and_then(|settings| relocate::recover(self.root, &settings, MemoryOfMoved::Stays));
+        for (lease, outcome) in recovered.unwrap_or_default() {
+            let (code, message) = match outcome {
+                Ok(plan) => (None, format!("a move that was left unfinished is: it is on CPUs {}", plan.exclusive())),
+                Err(error) => (Some(error.code), error.message),
+            };
+            self.journal.record((&lease.name, lease.uuid), code, Some(&lease.cpus()), &message);
+        }
     }
 
     /// What ended leases leave behind, once they are off the books.
