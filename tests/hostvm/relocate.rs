@@ -1,6 +1,6 @@
 //! Running VMs that go to other CPUs: because theirs have gone offline, or to make room.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use crate::guest::Guest;
 use crate::host::Host;
@@ -48,7 +48,7 @@ fn a_lease_whose_cpu_goes_offline_is_moved_to_a_free_core() {
     assert!(said.contains("\"web\": moved from CPUs 2-5 to 4-7"), "{said}");
     assert_eq!(host.vcpu_cpus("web"), ["6", "7", "4", "5"], "the core that is whole stays");
     assert_eq!(host.pins("web"), ["6", "7", "4", "5"]);
-    assert_eq!(host.scope("qemu-1-web"), ("0-1,4-9".to_owned(), "0-1,4-9".to_owned()));
+    assert_eq!(host.scope("qemu-1-web"), ("0-1,4-15".to_owned(), "0-1,4-15".to_owned()));
     host.set_online(3, true);
     host.exec(&["systemctl", "daemon-reload"]).ok();
     host.run(&Guest::new("second").vcpus(2).policy("policy='dedicated'"));
@@ -73,7 +73,7 @@ fn without_a_free_core_the_vcpu_stays_within_its_lease_and_goes_back() {
     assert!(said.contains("\"web\": CPUs 3 are offline and there is no other place (cpu.placement."), "{said}");
     assert_eq!(host.vcpu_cpus("web"), ["2", "2"]);
     assert_eq!(host.vcpu_cpus("other"), ["4", "5"]);
-    assert_eq!(host.scope("qemu-1-web").0, "0-2,8-9");
+    assert_eq!(host.scope("qemu-1-web").0, "0-2,6-15");
     let list = host.exec(&["virt-pin", "list"]).ok();
     assert!(list.contains("2-3 (3 offline)"), "{list}");
     let lease = host.exec(&["virt-pin", "lease", "web"]).ok();
@@ -86,7 +86,7 @@ fn without_a_free_core_the_vcpu_stays_within_its_lease_and_goes_back() {
     let said = host.exec(&["virt-pin", "reconcile"]).ok();
     assert!(said.contains("\"web\": its threads are where its lease says again, on CPUs 2-3"), "{said}");
     assert_eq!(host.vcpu_cpus("web"), ["2", "3"]);
-    assert_eq!(host.scope("qemu-1-web"), ("0-3,8-9".to_owned(), "0-3,8-9".to_owned()));
+    assert_eq!(host.scope("qemu-1-web"), ("0-3,6-15".to_owned(), "0-3,6-15".to_owned()));
     host.set_online(5, false);
     host.exec(&["systemctl", "restart", "libvirtd"]).ok();
     host.wait_until("reconnect holds it", |host| host.vcpu_cpus("other") == ["4", "4"]);
@@ -147,20 +147,16 @@ fn running_vms_move_to_make_room() {
     let planned = host.exec(&["virt-pin", "repack", "--dry-run", "--for", "big"]).ok();
     assert_eq!(planned, "Would move \"a\" from CPUs 4-5 to 14-15.\nThen there would be room for big.\n");
     // Everybody's threads, again and again; those of the VM without a lease before and after the others'.
-    host.put(
-        "/run/observe.sh",
-        0o755,
-        b"#!/bin/bash
-pids() { cat /run/libvirt/qemu/$1.pid; }
-a=$(pids a) b=$(pids b) s=$(pids shared)
+    let script = "#!/bin/bash
+pid() { cat /run/libvirt/qemu/$1.pid; }
+s=$(pid shared) a=$(pid a) b=$(pid b)
+echo $s $a $b
 while :; do
-    for vm in s:$s a:$a b:$b t:$s; do
-        echo ${vm%:*} $(sed -n 's/^Cpus_allowed_list:.//p' /proc/${vm#*:}/task/*/status)
-    done
+    grep Cpus_allowed_list: /proc/$s/task/*/status /proc/$a/task/*/status /proc/$b/task/*/status /proc/$s/task/*/status
     echo =
 done
-",
-    );
+";
+    host.put("/run/observe.sh", 0o755, script.as_bytes());
     host.sh("setsid /run/observe.sh >/run/observed 2>/dev/null </dev/null & echo $! >/run/observer").ok();
     let moved = host.exec(&["virt-pin", "repack", "--for", "big"]);
     assert_eq!(moved.stderr, "moving \"a\" from CPUs 4-5 to 14-15\n");
@@ -185,19 +181,26 @@ done
 /// How many states were seen; in none of them has a leased CPU two users.
 #[track_caller]
 fn observed(text: &str) -> usize {
+    let (pids, text) = text.split_once('\n').unwrap();
+    let [shared, a, b] = pids.split(' ').collect::<Vec<_>>().try_into().unwrap();
     let mut states = text.split("=\n").collect::<Vec<_>>();
     states.pop();
     for state in &states {
-        let by_vm: BTreeMap<&str, BTreeSet<u32>> = state
-            .lines()
-            .filter_map(|line| line.split_once(' '))
-            .map(|(vm, threads)| (vm, threads.split(' ').flat_map(list).filter(|cpu| is_pinnable(*cpu)).collect()))
-            .collect();
-        let [s, a, b, t] = ["s", "a", "b", "t"].map(|vm| &by_vm[vm]);
-        let without_lease: BTreeSet<u32> = s.intersection(t).copied().collect();
-        for (one, other) in [(a, b), (a, &without_lease), (b, &without_lease)] {
-            assert!(one.is_disjoint(other), "{state}");
+        // `/proc/PID/task/TID/status:Cpus_allowed_list:\tLIST`
+        let mut groups: Vec<(&str, BTreeSet<u32>)> = Vec::new();
+        for line in state.lines() {
+            let (pid, cpus) = (line.split('/').nth(2).unwrap(), list(line.rsplit('\t').next().unwrap()));
+            if groups.last().is_none_or(|(last, _)| *last != pid) {
+                groups.push((pid, BTreeSet::new()));
+            }
+            groups.last_mut().unwrap().1.extend(cpus.into_iter().filter(|cpu| is_pinnable(*cpu)));
         }
+        let order: Vec<&str> = groups.iter().map(|(pid, _)| *pid).collect();
+        assert_eq!(order, [shared, a, b, shared], "{state}");
+        // What the one without a lease had both before and after the others.
+        let without: BTreeSet<u32> = groups[0].1.intersection(&groups[3].1).copied().collect();
+        let (a, b) = (&groups[1].1, &groups[2].1);
+        assert!(a.is_disjoint(b) && a.is_disjoint(&without) && b.is_disjoint(&without), "{state}");
     }
     states.len()
 }
