@@ -84,7 +84,7 @@ pub(super) fn capacity(context: &Context, options: &Options<'_>) -> Result<Strin
     let strict = request.is_some() && settings.autostart_reserve == Reserve::Strict;
     let definitions = if strict { definitions::read(&context.root, &settings).dedicated } else { Vec::new() };
     let situation = situation.among(definitions, None).beside(&leases, None);
-    let pools = pools(&situation.supply(), leases.iter().filter_map(Lease::plan));
+    let pools = pools(&situation.supply(), leases.iter().flat_map(Lease::plans));
     let taken = situation.taken.union(&situation.reserved());
     let supply = Supply { taken: &taken, ..situation.supply() };
     let fits =

@@ -86,9 +86,13 @@ pub(super) fn list(context: &Context) -> Result<String> {
     }
     let mut rows: Vec<_> = leases.iter().map(|lease| row(lease, online.as_ref())).collect();
     rows.sort();
+    let (mut rows, offline): (Vec<_>, Vec<_>) = rows.into_iter().unzip();
     let titles = ["Name", "State", "Kind", "vCPUs", "Node", "Parked", "Emulator", "CPUs"];
     // `virt-pin lease` and `--json` have the sets whole.
     shorten(&titles, &mut rows, 3);
+    for (row, offline) in rows.iter_mut().zip(offline).filter(|(_, offline)| !offline.is_empty()) {
+        row.iter_mut().last().into_iter().for_each(|cpus| cpus.push_str(&format!(" ({offline} offline)")));
+    }
     Ok(columns(&titles, rows))
 }
 
@@ -97,12 +101,12 @@ fn online(context: &Context) -> Option<CpuSet> {
     survey::topology(&context.root).ok().map(|(topology, _)| topology.online().clone())
 }
 
-fn row(lease: &Lease, online: Option<&CpuSet>) -> Vec<String> {
+/// The line, and which of its CPUs are offline.
+fn row(lease: &Lease, online: Option<&CpuSet>) -> (Vec<String>, String) {
     let view = View::of(lease, online);
-    let cpus = if view.offline.is_empty() { view.cpus } else { format!("{} ({} offline)", view.cpus, view.offline) };
     let vcpus = if view.vcpus.is_empty() { String::new() } else { view.vcpus.len().to_string() };
     let name = printable(&lease.name);
-    vec![
+    let row = vec![
         name,
         state(lease).to_owned(),
         view.kind.to_owned(),
@@ -110,8 +114,9 @@ fn row(lease: &Lease, online: Option<&CpuSet>) -> Vec<String> {
         dash(list_of(&view.nodes)),
         dash(view.parked),
         dash(view.emulator),
-        dash(cpus),
-    ]
+        dash(view.cpus),
+    ];
+    (row, view.offline)
 }
 
 pub(super) fn lease(context: &Context, domain: &str) -> Result<String> {

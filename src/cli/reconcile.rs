@@ -78,7 +78,7 @@ pub(super) fn reconcile(context: &Context) -> Result<String> {
         notes.push(format!("VMs without a lease: {}", error.message));
     }
     drop(state);
-    notes.extend(repaired(context)?);
+    notes.extend(repaired(context).unwrap_or_else(|error| vec![format!("leases are not repaired: {}", error.message)]));
     let count = leases.iter().count();
     if context.json {
         return to_json(&serde_json::json!({ "leases": count, "notes": notes }));

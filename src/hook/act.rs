@@ -2,11 +2,12 @@
 //!
 //! The shape is always the same: read (domain, configuration, machine), lock, load, decide, commit, unlock, report.
 
+use std::cell::Cell;
+
 use super::call::Operation;
 use super::{others, sync};
 use crate::alloc::plan::Plan;
 use crate::alloc::quality;
-use crate::alloc::relocation::MemoryOfMoved;
 use crate::config::settings::Settings;
 use crate::cpuset::CpuSet;
 use crate::decision::{self, Dedicated, Situation, Wish};
@@ -20,7 +21,6 @@ use crate::lock::leases::{Holds, Lease, Leases, State};
 use crate::lock::reclaim::{self, reclaim};
 use crate::lock::{self, DEADLINE, StateLock};
 use crate::log::Journal;
-use crate::relocate::{self, Done};
 use crate::uuid::DomainUuid;
 use crate::xml::Domain;
 use crate::xml::pin::{self, Scope};
@@ -34,9 +34,11 @@ pub(super) struct Event<'a> {
     pub(super) root: &'a Root,
     operation: Operation,
     pub(super) domain: &'a Domain<'a>,
-    uuid: DomainUuid,
+    pub(super) uuid: DomainUuid,
     pub(super) identity: read::Identity,
-    journal: Journal,
+    pub(super) journal: Journal,
+    /// Whether a lease was seen on its way to other CPUs.
+    pub(super) moves: Cell<bool>,
 }
 
 /// Does what the event asks for. Returns the XML for stdout; `None` = the domain's own is unchanged.
@@ -49,7 +51,15 @@ pub(super) fn act(root: &Root, operation: Operation, text: &str) -> Result<Optio
     let uuid = identity.uuid.ok_or_else(|| {
         Error::new(Code::DomainInvalid, "the domain XML on stdin has no <uuid>").in_domain(&identity.name)
     })?;
-    let event = Event { root, operation, domain: &domain, uuid, identity, journal: Journal::open(root) };
+    let event = Event {
+        root,
+        operation,
+        domain: &domain,
+        uuid,
+        identity,
+        journal: Journal::open(root),
+        moves: Cell::new(false),
+    };
     let result = match operation {
         Operation::Prepare | Operation::Migrate | Operation::Restore => event.enter(),
         Operation::Started => event.started().map(|()| None),
@@ -57,7 +67,7 @@ pub(super) fn act(root: &Root, operation: Operation, text: &str) -> Result<Optio
         Operation::Reconnect => event.reconnect().map(|()| None),
         Operation::Start | Operation::Stopped => Ok(None),
     };
-    if matches!(operation, Operation::Prepare | Operation::Release) {
+    if event.moves.get() {
         event.recover();
     }
     if let Err(error) = &result {
@@ -100,6 +110,7 @@ impl Event<'_> {
         let situation = situation.among(definitions, Some(self.uuid));
         let mut state = StateLock::acquire(self.root, DEADLINE)?;
         let mut leases = state.load()?;
+        self.see_moves(&leases);
         let void = reclaim(self.root, &mut leases)?;
         self.refuse_beside_living(&leases)?;
         let existing = leases.get(self.uuid).cloned();
@@ -388,6 +399,7 @@ impl Event<'_> {
         }
         let mut state = StateLock::acquire(self.root, DEADLINE)?;
         let mut leases = state.load()?;
+        self.see_moves(&leases);
         let mut ended = Vec::new();
         if let Some(lease) = leases.get(self.uuid) {
             if let Some(pid) = self.living_qemu(lease)? {
@@ -419,46 +431,13 @@ impl Event<'_> {
         let bound = match &lease.moving {
             None => lease.plan().map_or(Ok(()), |plan| binding::bind(self.root, &status, plan)),
             Some(_) => {
-                self.recover();
+                self.moves.set(true);
                 Ok(())
             }
         };
         // It runs, so its lease does, wherever its threads are.
         self.mark_running(&status)?;
-        let repaired = match bound {
-            Ok(()) => return Ok(()),
-            // A CPU of its own may have gone offline, or the cgroup have lost it.
-            Err(error) => Settings::read(self.root)
-                .and_then(|settings| relocate::repair_one(self.root, &settings, self.uuid, MemoryOfMoved::Stays))
-                .and_then(|repaired| repaired.ok_or(error)),
-        };
-        match repaired.map_err(|error| decision::about(error, &self.identity.name, None))?.done {
-            Done::Failed(error) => Err(error),
-            Done::Moved { .. } => {
-                if let Some(plan) = lock::read(self.root)?.get(self.uuid).and_then(Lease::plan) {
-                    self.sync(plan);
-                }
-                Ok(())
-            }
-            Done::Back(_) | Done::Degraded { .. } => Ok(()),
-        }
-    }
-
-    /// Moves of running VMs whose mover has died are brought to an end. Only what takes no time: memory stays where it is.
-    fn recover(&self) {
-        let moves = lock::read(self.root).is_ok_and(|leases| leases.iter().any(|lease| lease.moving.is_some()));
-        if !moves {
-            return;
-        }
-        let recovered = Settings::read(self.root)
-            .and_then(|settings| relocate::recover(self.root, &settings, MemoryOfMoved::Stays));
-        for (lease, outcome) in recovered.unwrap_or_default() {
-            let (code, message) = match outcome {
-                Ok(plan) => (None, format!("a move that was left unfinished is: it is on CPUs {}", plan.exclusive())),
-                Err(error) => (Some(error.code), error.message),
-            };
-            self.journal.record((&lease.name, lease.uuid), code, Some(&lease.cpus()), &message);
-        }
+        bound.or_else(|error| self.put_right(error))
     }
 
     /// What ended leases leave behind, once they are off the books.

@@ -6,6 +6,7 @@
 
 mod act;
 pub mod call;
+mod moves;
 mod others;
 mod sync;
 

@@ -27,9 +27,9 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::plan::{CellOnDisk, PlanOnDisk};
+use super::plan::{self, CellOnDisk, PlanOnDisk};
 use super::request::{RequestOnDisk, set};
-use crate::alloc::plan::{GuestTopology, Plan};
+use crate::alloc::plan::Plan;
 use crate::alloc::policy::Kind;
 use crate::alloc::request::{Pages, Request};
 use crate::cpuset::CpuSet;
@@ -145,9 +145,9 @@ impl Lease {
                 (None, Some(_)) => Err("moves, but has no plan"),
             };
         };
-        check_plan(plan)?;
+        plan::check(plan)?;
         if let Some(moving) = &self.moving {
-            check_plan(&moving.to)?;
+            plan::check(&moving.to)?;
             let owns = |plan: &Plan| plan.vcpus.iter().map(Option::is_some).collect::<Vec<_>>();
             if self.state != State::Running || owns(plan) != owns(&moving.to) || plan.guest != moving.to.guest {
                 return Err("moves to a plan that is not for the guest that runs");
@@ -155,7 +155,7 @@ impl Lease {
         }
         let count = plan.vcpus.len();
         let Some(request) = &self.request else { return Ok(()) };
-        if usize::from(request.vcpus) != count || !request.cells.iter().all(|cell| exist(&cell.vcpus, count)) {
+        if usize::from(request.vcpus) != count || !request.cells.iter().all(|cell| plan::exist(&cell.vcpus, count)) {
             return Err("has a request for other vCPUs than it has");
         }
         if request.policy.kind != Kind::Dedicated {
@@ -174,30 +174,6 @@ impl Lease {
             Holds::Static(_) | Holds::Degraded { .. } => None,
         }
     }
-}
-
-/// Whether these are numbers of vCPUs of which there are so many.
-fn exist(vcpus: &CpuSet, count: usize) -> bool {
-    vcpus.iter().all(|vcpu| usize::from(vcpu.0) < count)
-}
-
-/// What must hold of a plan by itself.
-fn check_plan(plan: &Plan) -> std::result::Result<(), &'static str> {
-    let (count, own) = (plan.vcpus.len(), plan.vcpus.iter().flatten().count());
-    // A set keeps one of a kind and none that is too high.
-    if own == 0 || plan.vcpu_cpus().len() != own || (own < count) == plan.shared.is_empty() {
-        return Err("has impossible vCPUs");
-    }
-    if !plan.cells.iter().all(|cell| exist(&cell.vcpus, count)) {
-        return Err("has cells of impossible vCPUs");
-    }
-    let threads = |guest: GuestTopology| {
-        [guest.sockets, guest.dies, guest.cores, guest.threads].into_iter().map(u64::from).product::<u64>()
-    };
-    if plan.guest.is_some_and(|guest| usize::try_from(threads(guest)) != Ok(count)) {
-        return Err("tells the guest of other vCPUs than it has");
-    }
-    Ok(())
 }
 
 impl Leases {
@@ -521,7 +497,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::alloc::plan::PlacedCell;
+    use crate::alloc::plan::{GuestTopology, PlacedCell};
     use crate::alloc::policy::Policy;
     use crate::alloc::request::{GuestCell, GuestMemory};
     use crate::cpuset::{CpuId, MAX_CPUS, NodeId};
@@ -687,6 +663,44 @@ mod tests {
         let mut leases = Leases::default();
         leases.put(by_hand);
         assert!(leases.check().unwrap_err().ends_with("has a request, but no plan"));
+    }
+
+    /// A lease of CPUs 2-3 on its way to others.
+    fn moving(to: Plan) -> Lease {
+        let by = Process { pid: 4713, start_time: 7 };
+        Lease { moving: Some(Moving { to, by }), ..lease(1, dedicated(&[2, 3])) }
+    }
+
+    #[test]
+    fn a_lease_that_moves_holds_both_places() {
+        let Holds::Dedicated(to) = dedicated(&[3, 5]) else { unreachable!() };
+        let mut leases = Leases::default();
+        leases.put(moving(Plan { parked: set("31"), ..to.clone() }));
+        assert_eq!(leases.check(), Ok(()));
+        let text = leases.to_json().unwrap();
+        assert_eq!(Leases::from_json(&text), Ok(leases.clone()));
+        assert_eq!(leases.taken_from(None), set("2-3,5,30-31"));
+        for (cpus, ours) in [("6", true), ("2", false), ("5", false), ("31", false)] {
+            leases.put(lease(2, Holds::Static(set(cpus))));
+            assert_eq!(leases.check().is_ok(), ours, "{cpus}");
+        }
+        leases.remove(uuid(2));
+        // Only the guest that runs, and only while it does.
+        for bad in [
+            Lease { state: State::Reserved, ..moving(to.clone()) },
+            moving(Plan { guest: None, ..to.clone() }),
+            moving(Plan::new([CpuId(5)], set("0"))),
+            moving(Plan { shared: set("0"), ..to.clone() }),
+            Lease { holds: Holds::Static(set("2")), ..moving(to) },
+        ] {
+            let mut leases = Leases::default();
+            leases.put(bad);
+            assert!(leases.check().is_err() && Leases::from_json(&leases.to_json().unwrap()).is_err(), "{leases:?}");
+        }
+        for (what, instead) in [("\"by\":[4713,7],", ""), ("\"moving\":{", "\"moving\":{\"more\":1,")] {
+            assert!(text.contains(what), "{text}");
+            assert_eq!(Leases::from_json(&text.replacen(what, instead, 1)).unwrap_err().code, Code::StateCorrupt);
+        }
     }
 
     #[test]

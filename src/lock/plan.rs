@@ -1,10 +1,34 @@
-//! What a lease's plan looks like in `leases.json`: sets as kernel lists, vCPUs in their order.
+//! What a lease's plan looks like in `leases.json`: sets as kernel lists, vCPUs in their order; and what must hold of one.
 
 use serde::{Deserialize, Serialize};
 
 use super::request::{nodes, nodes_of, set};
 use crate::alloc::plan::{GuestTopology, PlacedCell, Plan};
-use crate::cpuset::{CpuId, NodeId};
+use crate::cpuset::{CpuId, CpuSet, NodeId};
+
+/// Whether these are numbers of vCPUs of which there are so many.
+pub(super) fn exist(vcpus: &CpuSet, count: usize) -> bool {
+    vcpus.iter().all(|vcpu| usize::from(vcpu.0) < count)
+}
+
+/// What must hold of a plan by itself.
+pub(super) fn check(plan: &Plan) -> Result<(), &'static str> {
+    let (count, own) = (plan.vcpus.len(), plan.vcpus.iter().flatten().count());
+    // A set keeps one of a kind and none that is too high.
+    if own == 0 || plan.vcpu_cpus().len() != own || (own < count) == plan.shared.is_empty() {
+        return Err("has impossible vCPUs");
+    }
+    if !plan.cells.iter().all(|cell| exist(&cell.vcpus, count)) {
+        return Err("has cells of impossible vCPUs");
+    }
+    let threads = |guest: GuestTopology| {
+        [guest.sockets, guest.dies, guest.cores, guest.threads].into_iter().map(u64::from).product::<u64>()
+    };
+    if plan.guest.is_some_and(|guest| usize::try_from(threads(guest)) != Ok(count)) {
+        return Err("tells the guest of other vCPUs than it has");
+    }
+    Ok(())
+}
 
 /// A plan on disk. A lease has its own plan's fields among its own; the plan that it moves to is written like this.
 #[derive(Default, Serialize, Deserialize)]
