@@ -95,7 +95,7 @@ fn perform(context: &Context, settings: &Settings, steps: &[Step], dry_run: bool
         tell(format!("moving {}", in_words(step)));
         if let Err(error) = moves::make(&context.root, settings, step) {
             let done = steps.get(..index).unwrap_or_default();
-            let answer = said(context, done, false, "The rest was left as it was.")?;
+            let answer = told(context, done, false, "The rest was left as it was.", Some(&error))?;
             return Ok(Some(Answer { failed: Some(error), ..answer }));
         }
         if let Some(error) = sync::after_move(context, step.uuid) {
@@ -110,9 +110,16 @@ fn in_words(step: &Step) -> String {
 }
 
 fn said(context: &Context, steps: &[Step], dry_run: bool, end: &str) -> Result<Answer> {
+    told(context, steps, dry_run, end, None)
+}
+
+fn told(context: &Context, steps: &[Step], dry_run: bool, end: &str, failed: Option<&Error>) -> Result<Answer> {
     if context.json {
         let moved: Vec<Moved> = steps.iter().map(Moved::from).collect();
-        let value = serde_json::json!({ "moves": failure::moves(&moved), "done": !dry_run, "message": end });
+        let mut value = serde_json::json!({ "moves": failure::moves(&moved), "done": !dry_run, "message": end });
+        if let (Some(object), Some(error)) = (value.as_object_mut(), failed) {
+            object.insert("error".to_owned(), failure::value(error));
+        }
         return Ok(to_json(&value)?.into());
     }
     let verb = if dry_run { "Would move" } else { "Moved" };

@@ -13,6 +13,8 @@ use crate::cpuset::{CpuId, CpuSet, NodeId};
 use crate::error::{Code, Error, Result};
 use crate::host::cgroup::{self, Hierarchy};
 use crate::host::machine_name::machine_of_scope;
+use crate::host::process;
+use crate::host::qemu::Status;
 use crate::host::root::Root;
 
 /// One cgroup and its `cpuset.cpus`.
@@ -38,16 +40,21 @@ pub struct Cgroups {
 }
 
 impl Cgroups {
-    /// Those of the domain whose QEMU this is; `None` where it has none of its own.
+    /// Those of the domain whose QEMU this is; `None` where it has none of its own. `place` is where they were made for it, if
+    /// they were: on v1 the kernel takes tasks out of a cgroup that has lost its last CPU.
     ///
     /// # Errors
     /// [`Code::HostIo`].
-    pub fn of(root: &Root, pid: u32) -> Result<Option<Cgroups>> {
+    pub fn of(root: &Root, pid: u32, place: Option<&str>) -> Result<Option<Cgroups>> {
         let Some(hierarchy) = cgroup::hierarchy(root)? else { return Ok(None) };
-        let Some(emulator) = cgroup::of_thread(root, &hierarchy, pid, pid) else { return Ok(None) };
         let (v1, mount) = match &hierarchy {
             Hierarchy::V1(mount) => (true, mount),
             Hierarchy::V2(mount) => (false, mount),
+        };
+        let made = || place.filter(|place| v1 && place.starts_with(mount.as_str()) && root.exists(place));
+        let emulator = cgroup::of_thread(root, &hierarchy, pid, pid);
+        let Some(emulator) = emulator.or_else(|| made().map(|place| format!("{place}/emulator"))) else {
+            return Ok(None);
         };
         let mut levels = Vec::new();
         let mut at = emulator.as_str();
@@ -126,6 +133,30 @@ pub fn write(root: &Root, all: &[Cgroup]) -> Result<()> {
         root.write_kernel_file(&format!("{}/cpuset.cpus", one.dir), &format!("{}\n", one.cpus))
             .map_err(|error| Error::new(Code::ConfinementFailed, error.message))
     })
+}
+
+/// v1: puts threads back into their cgroups that the kernel took out when those had lost their last CPU.
+///
+/// # Errors
+/// [`Code::ConfinementFailed`] for one that the kernel refuses, unless it has ended.
+pub fn gather(root: &Root, cgroups: &Cgroups, status: &Status) -> Result<()> {
+    let Some(hierarchy) = cgroup::hierarchy(root)?.filter(|_| cgroups.v1) else { return Ok(()) };
+    for thread in process::threads(root, status.pid)? {
+        if cgroup::of_thread(root, &hierarchy, status.pid, thread.tid).is_some() {
+            continue;
+        }
+        let vcpu = status.vcpus.iter().find(|(_, tid)| **tid == thread.tid).map(|(vcpu, _)| format!("vcpu{vcpu}"));
+        let name = vcpu.or_else(|| thread.name.strip_prefix("IO ").map(str::to_owned));
+        let of_name = |name: &str| cgroups.threads.iter().find(|one| one.dir.rsplit('/').next() == Some(name));
+        let Some(home) = name.as_deref().and_then(of_name).or_else(|| of_name("emulator")) else { continue };
+        let put = root.write_kernel_file(&format!("{}/tasks", home.dir), &thread.tid.to_string());
+        if let Err(error) = put {
+            if root.exists(&format!("/proc/{}/task/{}", status.pid, thread.tid)) {
+                return Err(Error::new(Code::ConfinementFailed, error.message));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Whether the memory of the domain in these cgroups can be taken to other nodes: on v2, where the scope says on which it is.
@@ -222,7 +253,7 @@ mod tests {
             ("/c/machine/qemu-1-a.libvirt-qemu/vcpu0/cpuset.cpus", "1\n"),
             ("/c/machine/qemu-1-a.libvirt-qemu/other/cpuset.cpus", "1\n"),
         ]);
-        let cgroups = Cgroups::of(&root, 7).unwrap().unwrap();
+        let cgroups = Cgroups::of(&root, 7, None).unwrap().unwrap();
         let to = Plan::new([CpuId(3)], set("0"));
         let grown = grown(&cgroups, &set("0,1,3"));
         assert_eq!(written(&grown), ["machine 0-3", "machine/qemu-1-a.libvirt-qemu 0-1,3"]);
@@ -249,7 +280,7 @@ mod tests {
             (&emulator, "0\n"),
             (&mems, "0\n"),
         ]);
-        let cgroups = Cgroups::of(&root, 7).unwrap().unwrap();
+        let cgroups = Cgroups::of(&root, 7, None).unwrap().unwrap();
         assert_eq!(written(&grown(&cgroups, &set("0-2"))), [format!("{scope} 0-2")]);
         assert_eq!(written(&shrunk(&cgroups, &set("0,2"))), [format!("{scope} 0,2")]);
         assert!(moves_memory(&root, &cgroups));

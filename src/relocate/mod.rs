@@ -65,7 +65,8 @@ impl Mobile {
             let nodes = plan.nodes.iter().map(|node| CpuId(node.0)).collect();
             request.policy.nodes = Some(nodes);
         }
-        let moves = Cgroups::of(root, qemu.pid)?.is_some_and(|cgroups| passage::moves_memory(root, &cgroups));
+        let moves = Cgroups::of(root, qemu.pid, lease.cgroup.as_deref())?
+            .is_some_and(|cgroups| passage::moves_memory(root, &cgroups));
         let memory = if moves { MemoryOfMoved::Follows } else { MemoryOfMoved::Stays };
         Ok(Mobile { request, memory })
     }
@@ -234,15 +235,17 @@ fn settle(root: &Root, situation: &Situation, lease: &Lease, plan: &Plan) -> Res
     let status = qemu::status(root, &lease.name)?.ok_or_else(|| {
         Error::new(Code::ThreadMisplaced, format!("libvirt has no status file of \"{}\"", printable(&lease.name)))
     })?;
-    if let Some(cgroups) = Cgroups::of(root, status.pid)? {
+    let place = lease.cgroup.as_deref();
+    if let Some(cgroups) = Cgroups::of(root, status.pid, place)? {
         passage::write(root, &passage::grown(&cgroups, &plan.allowed()))?;
         crash_point("grown");
         passage::write(root, &passage::seated(&cgroups, &plan))?;
+        passage::gather(root, &cgroups, &status)?;
         crash_point("seated");
     }
     binding::bind(root, &status, &plan)?;
     crash_point("bound");
-    if let Some(cgroups) = Cgroups::of(root, status.pid)? {
+    if let Some(cgroups) = Cgroups::of(root, status.pid, place)? {
         if let Some(nodes) = plan.memory_nodes.as_ref().filter(|_| passage::moves_memory(root, &cgroups)) {
             passage::move_memory(root, &cgroups, status.pid, nodes)?;
             crash_point("memory");
@@ -250,7 +253,7 @@ fn settle(root: &Root, situation: &Situation, lease: &Lease, plan: &Plan) -> Res
         passage::write(root, &passage::shrunk(&cgroups, &plan.allowed()))?;
         crash_point("shrunk");
     }
-    passage::remember(root, lease.cgroup.as_deref(), &plan)?;
+    passage::remember(root, place, &plan)?;
     // Threads may have been born meanwhile.
     binding::bind(root, &status, &plan)
 }

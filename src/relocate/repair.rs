@@ -169,7 +169,7 @@ fn held(root: &Root, situation: &Situation, uuid: DomainUuid) -> Result<bool> {
     let situation = situation.clone().beside(&leases, Some(uuid));
     let now = plan.meanwhile(situation.topology.online(), elsewhere(&situation));
     let right = binding::misplaced(root, &status, &now)?.is_empty()
-        && Cgroups::of(root, status.pid)?.is_none_or(|cgroups| {
+        && Cgroups::of(root, status.pid, lease.cgroup.as_deref())?.is_none_or(|cgroups| {
             passage::grown(&cgroups, &now.allowed()).is_empty() && passage::seated(&cgroups, &now).is_empty()
         });
     if right {

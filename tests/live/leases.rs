@@ -510,12 +510,17 @@ fn without_another_cpu_a_vm_stays_off_everybody_elses_and_goes_back() {
     assert!(said.contains("\"web\": CPUs 1 are offline and there is no other place"), "{said}");
     daemon.assert_held_to("web", "0");
     assert!(daemon.exec(&["virt-pin", "list"]).ok().contains("1 (1 offline)"));
-    // What the kernel does on v1 besides: the CPU is in no cgroup any more.
+    // What the kernel does on v1 besides: the CPU is in no cgroup any more, and tasks leave one that has no other.
     let tree = "/sys/fs/cgroup/cpuset/machine";
-    daemon.exec(&["bash", "-c", &format!("echo 0 >{tree}/cpuset.cpus")]).ok();
+    let vm = format!("{tree}/qemu-1-web.libvirt-qemu");
+    let steps =
+        format!("cat {vm}/vcpu0/tasks >{vm}/tasks && echo >{vm}/vcpu0/cpuset.cpus && echo 0 >{tree}/cpuset.cpus");
+    daemon.exec(&["bash", "-c", &steps]).ok();
     daemon.no_longer_pretend();
     let said = daemon.exec(&["virt-pin", "reconcile"]).ok();
     assert!(said.contains("\"web\": its threads are where its lease says again, on CPUs 1"), "{said}");
     daemon.assert_on_cpu_1("web");
     assert_eq!(daemon.file(&format!("{tree}/cpuset.cpus")), "0-1\n");
+    let vcpu = daemon.threads("web").into_iter().find(|thread| thread.comm.starts_with("CPU ")).unwrap();
+    assert_eq!(vcpu.cgroup, "/machine/qemu-1-web.libvirt-qemu/vcpu0");
 }
