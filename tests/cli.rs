@@ -924,6 +924,40 @@ fn repack_makes_room_or_leaves_everything_as_it_was() {
     assert_eq!(machine.leases(), before);
 }
 
+#[test]
+fn repack_brings_nearer_together_what_has_room_by_now() {
+    let machine = Machine::new("2-3,6-7,10-11,14-15");
+    let vms = [
+        Vm::new(1, 2).with("nodes='0'"),
+        Vm::new(2, 2).with("nodes='1'"),
+        Vm::new(3, 4).with("memory='any' topology='keep'"),
+        Vm::new(4, 4).with("memory='any'"),
+    ];
+    let run = |vm: &Vm| {
+        machine.prepare(vm);
+        machine.qemu(vm, 100 * vm.id.unwrap(), &machine.vcpus_of(vm), "0-1,4-5,8-9,12-13");
+        machine.event(vm, "started begin").silent();
+    };
+    let end = |vm: &Vm| {
+        machine.gone(100 * vm.id.unwrap());
+        machine.event(vm, "release end").silent();
+    };
+    for (spread, said) in [
+        (&vms[2], "Would move \"vm3\" from CPUs 3,7,11,15 to 2-3,10-11.\nThen the leases would lie nearer together.\n"),
+        // Its guest has been told of two nodes.
+        (&vms[3], "Nothing is to be gained: no moves are known that would bring a lease nearer together.\n"),
+    ] {
+        run(&vms[0]);
+        run(&vms[1]);
+        run(spread);
+        assert_eq!(machine.vcpus_of(spread), [3, 11, 7, 15]);
+        end(&vms[0]);
+        assert_eq!(machine.cli(&["repack", "--dry-run"]).printed(), said);
+        end(&vms[1]);
+        end(spread);
+    }
+}
+
 /// CPU 10 of the machine goes offline; libvirt and the kernel are as they were.
 fn without_cpu_10(machine: &Machine) {
     machine.put("/sys/devices/system/cpu/online", "0-9,11-15\n");
