@@ -958,10 +958,10 @@ fn repack_brings_nearer_together_what_has_room_by_now() {
     }
 }
 
-/// CPU 10 of the machine goes offline; libvirt and the kernel are as they were.
-fn without_cpu_10(machine: &Machine) {
-    machine.put("/sys/devices/system/cpu/online", "0-9,11-15\n");
-    fs::remove_dir_all(machine.path("/sys/devices/system/cpu/cpu10/topology")).unwrap();
+/// A CPU of the machine goes offline; libvirt and the kernel are as they were.
+fn without_cpu(machine: &Machine, cpu: u64) {
+    machine.put("/sys/devices/system/cpu/online", &format!("0-{},{}-15\n", cpu - 1, cpu + 1));
+    fs::remove_dir_all(machine.path(&format!("/sys/devices/system/cpu/cpu{cpu}/topology"))).unwrap();
 }
 
 #[test]
@@ -973,7 +973,7 @@ fn a_cpu_that_is_offline_is_named_everywhere() {
     machine.event(&vm, "started begin").silent();
     let _alive = machine.alive(&vm);
     assert!(machine.json(&["lease", "vm1"]).get("offline").is_none());
-    without_cpu_10(&machine);
+    without_cpu(&machine, 10);
     // What the hook of the restarted daemon, or reconcile, makes of the thread that has lost its CPU.
     machine.thread(700, 702, "CPU 1/KVM", "2");
     let said = machine.cli(&["reconcile"]).printed();
@@ -991,6 +991,28 @@ fn a_cpu_that_is_offline_is_named_everywhere() {
     let check = machine.cli(&["check"]).stdout;
     assert!(check.contains("the CPUs of \"vm1\" are pinnable"), "{check}");
     assert_eq!(machine.vcpus_of(&vm), [2, 10]);
+}
+
+#[test]
+fn the_place_of_an_autostart_domain_is_no_substitute() {
+    let machine = Machine::new("2-3,10-11");
+    let vm = Vm::new(1, 2);
+    machine.define(&Vm::new(2, 2), true);
+    machine.prepare(&vm);
+    assert_eq!(machine.vcpus_of(&vm), [3, 11]);
+    machine.qemu(&vm, 700, &[3, 11], "0-1,4-9,12-15");
+    machine.event(&vm, "started begin").silent();
+    let _alive = machine.alive(&vm);
+    without_cpu(&machine, 11);
+    machine.thread(700, 702, "CPU 1/KVM", "3");
+    let said = machine.cli(&["reconcile"]).printed();
+    assert!(said.contains("there is no other place (cpu.placement."), "{said}");
+    // Where it may be one it is tried, and undone: nobody moves the threads of this machine.
+    machine.config("pinnable_cpus = \"2-3,10-11\"\nautostart_reserve = \"prefer\"\n");
+    let said = machine.cli(&["reconcile"]).printed();
+    assert!(said.contains("there is no other place (enforce.thread: "), "{said}");
+    assert_eq!(machine.vcpus_of(&vm), [3, 11]);
+    assert!(!machine.leases().unwrap().contains("moving"));
 }
 
 #[test]

@@ -8,7 +8,7 @@
 //!
 //! So at no instant two leases own a CPU, and no thread may run on a CPU that its lease does not hold. What fails in step 2 is
 //! undone the same way. A lease whose mover has ended holds the CPUs of both plans until somebody takes the move over
-//! ([`recover`]). libvirt is never called; its live XML is for the caller to bring in line.
+//! ([`recover`]). A process moves one lease at a time. libvirt is never called; its live XML is for the caller to bring in line.
 
 pub mod moves;
 mod repair;
@@ -20,6 +20,7 @@ use crate::alloc::request::Request;
 use crate::config::settings::Settings;
 use crate::cpuset::{CpuId, CpuSet};
 use crate::decision::{self, Situation};
+use crate::definitions;
 use crate::enforce::passage::{self, Cgroups};
 use crate::enforce::{binding, pool};
 use crate::error::{Code, Error, Result, printable};
@@ -124,10 +125,13 @@ fn take_over(
     let mut leases = state.load()?;
     let Some(lease) = leases.get(uuid).cloned() else { return Ok(None) };
     let (Some(moving), Some(plan)) = (&lease.moving, lease.plan()) else { return Ok(None) };
-    if is_alive(root, moving.by)? || (memory == MemoryOfMoved::Stays && plan.memory_nodes != moving.to.memory_nodes) {
+    let me = me(root)?;
+    // One of our own that did not come to its end is taken over as well: a process moves one lease at a time.
+    let at_it = moving.by != me && is_alive(root, moving.by)?;
+    if at_it || (memory == MemoryOfMoved::Stays && plan.memory_nodes != moving.to.memory_nodes) {
         return Ok(None);
     }
-    let lease = Lease { moving: Some(Moving { by: me(root)?, ..moving.clone() }), ..lease };
+    let lease = Lease { moving: Some(Moving { by: me, ..moving.clone() }), ..lease };
     leases.put(lease.clone());
     state.replace(&leases)?;
     // The others may not have made room yet.
@@ -144,7 +148,8 @@ fn me(root: &Root) -> Result<Process> {
 
 /// Step 1.
 fn begin(root: &Root, settings: &Settings, uuid: DomainUuid, me: Process, choose: Choose<'_>) -> Result<Lease> {
-    let situation = Situation::read(root, settings, None)?;
+    let definitions = definitions::read(root, settings).dedicated;
+    let situation = Situation::read(root, settings, None)?.among(definitions, Some(uuid));
     let mut state = StateLock::acquire(root, DEADLINE)?;
     let mut leases = state.load()?;
     let Some(lease) = leases.get(uuid).cloned() else {
@@ -185,7 +190,8 @@ fn finish(root: &Root, settings: &Settings, lease: &Lease, way: Way) -> Result<P
     let (Some(moving), Some(from)) = (&lease.moving, lease.plan()) else {
         return Err(Error::new(Code::Internal, "finishes a move that never began"));
     };
-    let situation = Situation::read(root, settings, None)?;
+    // Whose CPUs are nobody's to share may no longer follow from the allowlist alone.
+    let situation = Situation::read(root, settings, None)?.beside(&lock::read(root)?, Some(lease.uuid));
     let there = match way {
         Way::There => settle(root, &situation, lease, &moving.to),
         Way::Back => Err(Error::new(Code::ConfinementFailed, "the others could not make room for it")),
@@ -246,7 +252,8 @@ fn settle(root: &Root, situation: &Situation, lease: &Lease, plan: &Plan) -> Res
     binding::bind(root, &status, &plan)?;
     crash_point("bound");
     if let Some(cgroups) = Cgroups::of(root, status.pid, place)? {
-        if let Some(nodes) = plan.memory_nodes.as_ref().filter(|_| passage::moves_memory(root, &cgroups)) {
+        let goes = lease.moving.is_some() && lease.plans().any(|other| other.memory_nodes != plan.memory_nodes);
+        if let Some(nodes) = plan.memory_nodes.as_ref().filter(|_| goes && passage::moves_memory(root, &cgroups)) {
             passage::move_memory(root, &cgroups, status.pid, nodes)?;
             crash_point("memory");
         }

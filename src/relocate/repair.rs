@@ -6,6 +6,8 @@
 //! are missing follows from the lease and the machine.
 
 use super::{Mobile, Way, begin, crash_point, elsewhere, finish, me, recover, settle};
+use crate::alloc::Supply;
+use crate::alloc::demand::Reserve;
 use crate::alloc::plan::Plan;
 use crate::alloc::relocation::{self, MemoryOfMoved};
 use crate::config::settings::Settings;
@@ -136,7 +138,7 @@ pub fn repair_one(root: &Root, settings: &Settings, uuid: DomainUuid, memory: Me
 fn replace(root: &Root, settings: &Settings, lease: &Lease, memory: MemoryOfMoved) -> Result<Done> {
     let moving = begin(root, settings, lease.uuid, me(root)?, &mut |situation, lease, mobile| {
         let plan = lease.plan().ok_or_else(|| Error::new(Code::DomainUnknown, "has no CPUs of its own"))?;
-        elsewhere_for(situation, mobile, plan, memory)
+        elsewhere_for(situation, settings.autostart_reserve, mobile, plan, memory)
     })?;
     crash_point("begun");
     let plan = finish(root, settings, &moving, Way::There)?;
@@ -144,15 +146,24 @@ fn replace(root: &Root, settings: &Settings, lease: &Lease, memory: MemoryOfMove
 }
 
 /// Another place for a lease of which CPUs are missing.
-fn elsewhere_for(situation: &Situation, mobile: &Mobile, plan: &Plan, memory: MemoryOfMoved) -> Result<Plan> {
-    // Nobody gets the place of an autostart domain that does not run: it will start.
-    let taken = situation.taken.union(&situation.reserved());
-    let supply = crate::alloc::Supply { taken: &taken, ..situation.supply() };
+fn elsewhere_for(
+    situation: &Situation,
+    reserve: Reserve,
+    mobile: &Mobile,
+    plan: &Plan,
+    memory: MemoryOfMoved,
+) -> Result<Plan> {
     let memory = if memory == MemoryOfMoved::Stays { memory } else { mobile.memory };
-    match relocation::mended(&supply, &mobile.request, plan) {
-        Some(mended) => Ok(mended),
-        None => relocation::anew(&supply, &mobile.request, plan, memory).map_err(Error::from),
-    }
+    let beside = |taken: &CpuSet| {
+        let supply = Supply { taken, ..situation.supply() };
+        match relocation::mended(&supply, &mobile.request, plan) {
+            Some(mended) => Ok(mended),
+            None => relocation::anew(&supply, &mobile.request, plan, memory).map_err(Error::from),
+        }
+    };
+    // As at a start: the places of autostart domains that do not run are theirs.
+    let kept = beside(&situation.taken.union(&situation.reserved()));
+    if reserve == Reserve::Prefer { kept.or_else(|_| beside(&situation.taken)) } else { kept }
 }
 
 /// Sees to it that every thread of the domain is where its lease says, as far as the CPUs are online. Whether anything had to
