@@ -174,6 +174,7 @@ fn busy_machine(root: &Path) -> Running {
             cgroup: None,
             daemon: qemu,
             qemu,
+            moving: None,
             since: process::uptime_secs(&state),
         });
     }

@@ -222,6 +222,7 @@ fn lease(number: u128, cpus: &CpuSet, housekeeping: &CpuSet) -> Lease {
         cgroup: None,
         daemon: None,
         qemu: None,
+        moving: None,
         since: 0,
     }
 }

@@ -9,7 +9,7 @@ use crate::alloc::demand::{Definition, Demand, Reserve, Settled};
 use crate::alloc::plan::Plan;
 use crate::alloc::policy::{Fallback, Kind, Locality, Memory, Policy};
 use crate::alloc::refusal::Refusal;
-use crate::alloc::repack::{self, Extent, Mover};
+use crate::alloc::repack::{self, Extent, Move, Mover};
 use crate::alloc::request::{GuestMemory, Pages, Request};
 use crate::alloc::{self, Steps, Supply, check};
 use crate::config::settings::Settings;
@@ -211,13 +211,13 @@ impl Situation {
         self.domain = domain;
         self.running = others().map(|lease| lease.uuid).collect();
         self.taken = leases.taken_from(domain);
-        for plan in others().filter_map(Lease::plan) {
+        for plan in others().flat_map(Lease::plans) {
             self.taken = self.taken.union(&plan.held(&self.topology));
             self.housekeeping = self.housekeeping.difference(&plan.exclusive());
         }
         let seats = others().filter_map(|lease| {
-            let plan = lease.plan()?;
-            let cpus = plan.allowed().intersection(&self.pinnable).difference(&plan.exclusive());
+            let allowed = lease.plans().fold(CpuSet::new(), |all, plan| all.union(&plan.allowed()));
+            let cpus = allowed.intersection(&self.pinnable).difference(&lease.cpus());
             (!cpus.is_empty()).then(|| (lease.name.clone(), cpus))
         });
         self.seats = seats.collect();
@@ -229,7 +229,7 @@ impl Situation {
     pub fn shared_pool(&self, leases: &Leases) -> CpuSet {
         leases
             .iter()
-            .filter_map(Lease::plan)
+            .flat_map(Lease::plans)
             .fold(self.usable.clone(), |pool, plan| pool.difference(&plan.held(&self.topology)))
     }
 
@@ -304,20 +304,30 @@ impl Situation {
     ) -> Option<Vec<Moved>> {
         // Who only may come in cannot be moved.
         let others = leases.iter().filter(|lease| Some(lease.uuid) != domain && lease.state != State::Provisional);
-        let movers = others.filter_map(|lease| {
-            let id = (lease.name.as_str(), lease.uuid);
-            Some(Mover { id, request: lease.request.clone()?, cpus: lease.plan()?.held(&self.topology) })
-        });
+        let movers = others.filter_map(|lease| self.mover(lease));
+        let moves = self.moves_of(request, &movers.collect::<Vec<_>>(), goal)?;
+        let moved =
+            moves.into_iter().map(|one| Moved { domain: one.id.0, from: one.from.to_string(), to: one.to.to_string() });
+        Some(moved.collect())
+    }
+
+    /// A lease as one that could be placed anew.
+    pub fn mover(&self, lease: &Lease) -> Option<Mover<(String, DomainUuid)>> {
+        let plan = lease.plan().filter(|_| lease.moving.is_none())?;
+        let id = (lease.name.clone(), lease.uuid);
+        Some(Mover { id, request: lease.request.clone()?, cpus: plan.held(&self.topology), live: None })
+    }
+
+    /// As [`Situation::moves`], of these leases alone.
+    pub fn moves_of<K: Ord + Clone>(
+        &self,
+        request: &Request,
+        movers: &[Mover<K>],
+        goal: Option<Extent>,
+    ) -> Option<Vec<Move<K>>> {
         // Nobody is told to move to where an autostart domain will be.
         let taken = self.taken.union(&self.reserved());
-        let supply = Supply { taken: &taken, ..self.supply() };
-        let moves = repack::moves(&supply, request, &movers.collect::<Vec<_>>(), goal)?;
-        let moved = moves.into_iter().map(|one| Moved {
-            domain: one.id.0.to_owned(),
-            from: one.from.to_string(),
-            to: one.to.to_string(),
-        });
-        Some(moved.collect())
+        repack::moves(&Supply { taken: &taken, ..self.supply() }, request, movers, goal)
     }
 
     /// The refusal, with the moves that would make room where enough is free, but scattered. As long a search as

@@ -173,7 +173,7 @@ const TABLE: &[Row] = &[
         exit: 21,
         retry: true,
         meaning: "enough CPUs are free, but not in the shape asked for",
-        advice: "restart a VM that holds CPUs in the way, or relax numa, cache or cores",
+        advice: "`virt-pin repack --for DOMAIN` moves running VMs out of the way where that helps; or relax numa, cache or cores",
     },
     Row {
         code: Code::Unsatisfiable,
@@ -428,7 +428,7 @@ impl Error {
     /// The same lack of room with the moves that would make it.
     #[must_use]
     pub fn with_moves(mut self, moves: Vec<Moved>) -> Self {
-        self = self.with_hint(format!("moving {} would make room; or relax numa, cache or cores", said(&moves)));
+        self = self.with_hint(format!("moving {} would make room: `virt-pin repack --for DOMAIN` does that while they run; or relax numa, cache or cores", said(&moves)));
         self.room.iter_mut().for_each(|room| room.moves.clone_from(&moves));
         self
     }

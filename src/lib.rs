@@ -2,7 +2,7 @@
 //!
 //! Reading order: [`cpuset`] and [`error`] (words and failures), [`host`] (the machine as a value), [`alloc`] (who gets
 //! which CPUs: pure), [`xml`] (domain text to request, plan to edits: pure), [`config`], [`lock`] (the leases and the only
-//! way to change them), [`hook`] (one libvirt event in, one outcome out), [`cli`].
+//! way to change them), [`relocate`] (a running VM to other CPUs), [`hook`] (one libvirt event in, one outcome out), [`cli`].
 
 pub mod alloc;
 pub mod cli;
@@ -17,5 +17,6 @@ pub mod host;
 pub mod libvirt;
 pub mod lock;
 pub mod log;
+pub mod relocate;
 pub mod uuid;
 pub mod xml;

@@ -497,7 +497,7 @@ fn a_description_describes_itself() {
     assert_eq!(machine.cli(&["--host", path, "list"]).printed().lines().count(), 2);
     let check = machine.cli(&["--host", path, "--pinnable", "2", "--json", "check"]);
     assert_eq!(check.code, Some(0), "{check:?}");
-    for verb in [&["install"][..], &["uninstall"], &["sync", "vm1"], &["reconcile"]] {
+    for verb in [&["install"][..], &["uninstall"], &["sync", "vm1"], &["reconcile"], &["repack"]] {
         machine.cli(&[&["--host", path], verb].concat()).refused(Code::Usage);
     }
 }
@@ -871,6 +871,148 @@ fn sync_without_a_domain_to_sync() {
     machine.cli(&["sync", "vm1"]).refused(Code::LibvirtFailed);
     json_error(&machine.cli(&["--json", "sync", "vm1"]), Code::LibvirtFailed);
     assert!(machine.everything() == before);
+}
+
+#[test]
+fn repack_makes_room_or_leaves_everything_as_it_was() {
+    let machine = Machine::new("2-3,6-7,10-11,14-15");
+    let near = |number, vcpus| Vm::new(number, vcpus).with("numa='single' memory='any'");
+    let emulator = "0-1,4-5,8-9,12-13";
+    for number in 1..=3 {
+        let vm = near(number, 2);
+        machine.prepare(&vm);
+        machine.qemu(&vm, 100 * number, &machine.vcpus_of(&vm), emulator);
+        machine.event(&vm, "started begin").silent();
+    }
+    let places = [1, 2, 3].map(|number| machine.vcpus_of(&near(number, 2)));
+    assert_eq!(places, [vec![2, 10], vec![3, 11], vec![6, 14]]);
+    machine.gone(200);
+    machine.event(&near(2, 2), "release end").silent();
+    machine.define(&near(1, 2), false);
+    machine.define(&near(4, 4), false);
+    machine.define(&Vm::new(5, 1).without_policy(), false);
+    let said = machine.cli(&["repack", "--dry-run", "--for", "vm4"]).printed();
+    assert_eq!(said, "Would move \"vm1\" from CPUs 2,10 to 7,15.\nThen there would be room for vm4.\n");
+    let view = machine.json(&["repack", "--dry-run", "--for", "2x2", "--policy", "numa=single"]);
+    assert_eq!(view["moves"], json!([{ "domain": "vm1", "from": "2,10", "to": "7,15" }]));
+    assert_eq!((&view["done"], &view["message"]), (&json!(false), &json!("Then there would be room for a VM of 2x2.")));
+    let said = machine.cli(&["repack", "--for", "1x2"]).printed();
+    assert_eq!(said, "There is room for a VM of 1x2; nothing has to move.\n");
+    let said = machine.cli(&["repack"]).printed();
+    assert!(said.starts_with("Nothing is to be gained"), "{said}");
+    // Nobody moves the threads of this machine, so the move cannot come to its end.
+    let before = machine.leases();
+    let run = machine.cli(&["repack", "--for", "vm4"]);
+    assert_eq!(
+        (run.code, run.stdout.as_str()),
+        (Some(Code::ThreadMisplaced.exit().into()), "The rest was left as it was.\n")
+    );
+    let told =
+        "moving \"vm1\" from CPUs 2,10 to 7,15\nvirt-pin: error[enforce.thread]: domain \"vm1\": the thread of vCPU 0";
+    assert!(run.stderr.starts_with(told), "{}", run.stderr);
+    assert_eq!(machine.leases(), before);
+    for (subject, code) in [
+        ("vm9", Code::DomainUnknown),
+        ("0x2", Code::Usage),
+        ("vm5", Code::PolicyInvalid),
+        ("vm1", Code::StateConflict),
+        ("5x2", Code::Unsatisfiable),
+    ] {
+        machine.cli(&["repack", "--for", subject]).refused(code);
+    }
+    assert_eq!(machine.cli(&["repack", "--policy", "numa=single"]).code, Some(Code::Usage.exit().into()));
+    assert_eq!(machine.leases(), before);
+}
+
+#[test]
+fn repack_brings_nearer_together_what_has_room_by_now() {
+    let machine = Machine::new("2-3,6-7,10-11,14-15");
+    let vms = [
+        Vm::new(1, 2).with("nodes='0'"),
+        Vm::new(2, 2).with("nodes='1'"),
+        Vm::new(3, 4).with("memory='any' topology='keep'"),
+        Vm::new(4, 4).with("memory='any'"),
+    ];
+    let run = |vm: &Vm| {
+        machine.prepare(vm);
+        machine.qemu(vm, 100 * vm.id.unwrap(), &machine.vcpus_of(vm), "0-1,4-5,8-9,12-13");
+        machine.event(vm, "started begin").silent();
+    };
+    let end = |vm: &Vm| {
+        machine.gone(100 * vm.id.unwrap());
+        machine.event(vm, "release end").silent();
+    };
+    for (spread, said) in [
+        (&vms[2], "Would move \"vm3\" from CPUs 3,7,11,15 to 2-3,10-11.\nThen the leases would lie nearer together.\n"),
+        // Its guest has been told of two nodes.
+        (&vms[3], "Nothing is to be gained: no moves are known that would bring a lease nearer together.\n"),
+    ] {
+        run(&vms[0]);
+        run(&vms[1]);
+        run(spread);
+        assert_eq!(machine.vcpus_of(spread), [3, 11, 7, 15]);
+        end(&vms[0]);
+        assert_eq!(machine.cli(&["repack", "--dry-run"]).printed(), said);
+        end(&vms[1]);
+        end(spread);
+    }
+}
+
+/// A CPU of the machine goes offline; libvirt and the kernel are as they were.
+fn without_cpu(machine: &Machine, cpu: u64) {
+    machine.put("/sys/devices/system/cpu/online", &format!("0-{},{}-15\n", cpu - 1, cpu + 1));
+    fs::remove_dir_all(machine.path(&format!("/sys/devices/system/cpu/cpu{cpu}/topology"))).unwrap();
+}
+
+#[test]
+fn a_cpu_that_is_offline_is_named_everywhere() {
+    let machine = Machine::new("2,10");
+    let vm = Vm::new(1, 2);
+    machine.prepare(&vm);
+    machine.qemu(&vm, 700, &[2, 10], "0-1,3-9,11-15");
+    machine.event(&vm, "started begin").silent();
+    let _alive = machine.alive(&vm);
+    assert!(machine.json(&["lease", "vm1"]).get("offline").is_none());
+    without_cpu(&machine, 10);
+    // What the hook of the restarted daemon, or reconcile, makes of the thread that has lost its CPU.
+    machine.thread(700, 702, "CPU 1/KVM", "2");
+    let said = machine.cli(&["reconcile"]).printed();
+    assert!(said.contains("\"vm1\": CPUs 10 are offline and there is no other place"), "{said}");
+    machine.event(&vm, "reconnect begin").silent();
+    let list = machine.cli(&["list"]).printed();
+    assert!(list.split_whitespace().collect::<Vec<_>>().join(" ").ends_with("2,10 (10 offline)"), "{list}");
+    assert!(machine.cli(&["lease", "vm1"]).printed().contains("\nOffline:        10 (what ran there shares the rest;"));
+    assert_eq!(machine.json(&["lease", "vm1"])["offline"], "10");
+    assert_eq!(machine.json(&["list"])["leases"][0]["offline"], "10");
+    let check = machine.cli(&["check"]).stdout;
+    assert!(check.contains("the CPUs of \"vm1\" are online") && check.contains("CPUs 10 are offline;"), "{check}");
+    // Taken out of the allowlist, it keeps what it has.
+    machine.pinnable("3,11");
+    let check = machine.cli(&["check"]).stdout;
+    assert!(check.contains("the CPUs of \"vm1\" are pinnable"), "{check}");
+    assert_eq!(machine.vcpus_of(&vm), [2, 10]);
+}
+
+#[test]
+fn the_place_of_an_autostart_domain_is_no_substitute() {
+    let machine = Machine::new("2-3,10-11");
+    let vm = Vm::new(1, 2);
+    machine.define(&Vm::new(2, 2), true);
+    machine.prepare(&vm);
+    assert_eq!(machine.vcpus_of(&vm), [3, 11]);
+    machine.qemu(&vm, 700, &[3, 11], "0-1,4-9,12-15");
+    machine.event(&vm, "started begin").silent();
+    let _alive = machine.alive(&vm);
+    without_cpu(&machine, 11);
+    machine.thread(700, 702, "CPU 1/KVM", "3");
+    let said = machine.cli(&["reconcile"]).printed();
+    assert!(said.contains("there is no other place (cpu.placement."), "{said}");
+    // Where it may be one it is tried, and undone: nobody moves the threads of this machine.
+    machine.config("pinnable_cpus = \"2-3,10-11\"\nautostart_reserve = \"prefer\"\n");
+    let said = machine.cli(&["reconcile"]).printed();
+    assert!(said.contains("there is no other place (enforce.thread: "), "{said}");
+    assert_eq!(machine.vcpus_of(&vm), [3, 11]);
+    assert!(!machine.leases().unwrap().contains("moving"));
 }
 
 #[test]

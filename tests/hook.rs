@@ -504,7 +504,8 @@ fn a_refusal_names_the_moves_that_would_make_room() {
         let said =
             if event == "restore begin" { run.reported(Code::NeedsRepack) } else { run.refused(Code::NeedsRepack) };
         assert_eq!(said, sentence);
-        let hint = "  hint: moving \"b\" from CPUs 2,10 to 5,13 would make room; or relax numa, cache or cores\n";
+        let hint = "  hint: moving \"b\" from CPUs 2,10 to 5,13 would make room: `virt-pin repack --for DOMAIN` does that while they run; \
+                    or relax numa, cache or cores\n";
         assert!(run.stderr.ends_with(&format!("{free}{hint}")), "{}", run.stderr);
     }
     assert!(machine.everything() == before);
@@ -1331,4 +1332,45 @@ fn what_the_operator_does_not_allow_is_refused() {
     machine.event(&small, "started begin").silent();
     machine.event(&small, "reconnect begin").silent();
     assert_eq!(machine.leased().len(), 2);
+}
+
+/// Two threads of a running VM, and a lease that says it was on its way elsewhere when its mover died.
+fn on_its_way(vm: &Vm, threads: &[u64]) -> Machine {
+    let machine = Machine::new("2-3,10-11");
+    machine.prepare(vm);
+    machine.qemu(vm, 700, &[2, 10], "0-1,4-9,12-15");
+    machine.event(vm, "started begin").silent();
+    let to = "{\"vcpus\":[3,11],\"whole\":true,\"emulator\":\"0-1,4-9,12-15\",\"iothreads\":\"0-1,4-9,12-15\",\"nodes\":\"0\",\
+              \"memory_nodes\":\"0\",\"guest\":[1,1,1,2]}";
+    let leases = machine.leases().unwrap();
+    let moving = format!("\"moving\":{{\"by\":[4713,99],\"to\":{to}}},\"since\"");
+    machine.put("/run/virt-pin/leases.json", &leases.replace("\"since\"", &moving));
+    machine.qemu(vm, 700, threads, "0-1,4-9,12-15");
+    machine
+}
+
+#[test]
+fn a_move_whose_mover_has_died_is_ended_by_the_next_event() {
+    let (vm, next) = (Vm::new(1, 2), Vm::new(2, 2));
+    for (threads, left) in [([3, 11], [2, 10]), ([2, 10], [3, 11])] {
+        let machine = on_its_way(&vm, &threads);
+        // Both places are its until then; nobody moves a thread of this machine, so it ends where they are.
+        let said = machine.event(&next, "prepare begin").refused(Code::Shortage);
+        assert!(said.contains("domain \"vm2\""), "{said}");
+        assert_eq!(machine.vcpus_of(&vm), threads);
+        assert!(!machine.leases().unwrap().contains("moving"), "{:?}", machine.leases());
+        machine.prepare(&next);
+        assert_eq!(machine.vcpus_of(&next), left);
+    }
+    let machine = on_its_way(&vm, &[3, 11]);
+    machine.event(&vm, "reconnect begin").silent();
+    assert_eq!(machine.vcpus_of(&vm), [3, 11]);
+    // Threads that are in neither place keep both.
+    let machine = on_its_way(&vm, &[4, 5]);
+    machine.event(&next, "prepare begin").refused(Code::Shortage);
+    assert!(machine.leases().unwrap().contains("moving"));
+    // The end of the VM is the end of its move.
+    machine.gone(700);
+    machine.event(&vm, "release end").silent();
+    machine.prepare(&next);
 }

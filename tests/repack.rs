@@ -59,7 +59,7 @@ impl Host {
             let request = request(vcpus, POLICIES[policy]);
             if let Ok(plan) = alloc::plan(&self.supply(&taken), &request) {
                 taken = taken.union(&plan.exclusive());
-                leases.push((Mover { id, request, cpus: plan.exclusive() }, stays));
+                leases.push((Mover { id, request, cpus: plan.exclusive(), live: None }, stays));
             }
         }
         leases.into_iter().filter(|(_, stays)| *stays).map(|(lease, _)| lease).collect()
@@ -183,7 +183,7 @@ fn none_one_and_two() {
     let host = Host::new("1s8c1t,llc=4");
     let lease = |id, cpus: &str, policy: usize| {
         let cpus = CpuSet::parse_kernel_list(cpus).unwrap();
-        Mover { id, request: request(u16::try_from(cpus.len()).unwrap(), POLICIES[policy]), cpus }
+        Mover { id, request: request(u16::try_from(cpus.len()).unwrap(), POLICIES[policy]), cpus, live: None }
     };
     // Caches 0-1, 2-3, 4-5, 6-7; one of each pair is held.
     let scattered: Vec<_> = ["0", "2", "4", "6"].iter().zip(0..).map(|(cpus, id)| lease(id, cpus, 6)).collect();

@@ -41,6 +41,7 @@ pub mod policy;
 pub mod pools;
 pub mod quality;
 pub mod refusal;
+pub mod relocation;
 pub mod repack;
 pub mod request;
 pub mod simulation;

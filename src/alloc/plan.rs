@@ -131,6 +131,35 @@ impl Plan {
         self.exclusive().union(&cores)
     }
 
+    /// The CPUs of its own that it uses and that are not online.
+    pub fn missing(&self, online: &CpuSet) -> CpuSet {
+        self.vcpu_cpus().union(&self.extra).difference(online)
+    }
+
+    /// As much of the plan as can be held while some of its CPUs are offline: whoever has none left is on what the lease has
+    /// beside, a parked sibling before other vCPUs' CPUs, or where nothing is left on `elsewhere`. The plan itself while nothing
+    /// is missing.
+    #[must_use]
+    pub fn meanwhile(&self, online: &CpuSet, elsewhere: &CpuSet) -> Plan {
+        let left = [self.parked.clone(), self.vcpu_cpus(), elsewhere.clone()];
+        let left = left.into_iter().map(|cpus| cpus.intersection(online)).find(|cpus| !cpus.is_empty());
+        let left = left.unwrap_or_default();
+        let still = |cpus: &CpuSet| {
+            let still = cpus.intersection(online);
+            if still.is_empty() && !cpus.is_empty() { left.clone() } else { still }
+        };
+        let vcpus: Vec<_> = self.vcpus.iter().map(|own| own.filter(|cpu| online.contains(*cpu))).collect();
+        let more = vcpus.iter().zip(&self.vcpus).any(|(now, own)| now.is_none() && own.is_some());
+        let shared = still(&self.shared);
+        Plan {
+            shared: if more { shared.union(&left) } else { shared },
+            emulator: still(&self.emulator),
+            iothreads: still(&self.iothreads),
+            vcpus,
+            ..self.clone()
+        }
+    }
+
     /// The CPUs that any thread of the domain may run on: the confinement of its cgroup. Parked CPUs are not among them.
     pub fn allowed(&self) -> CpuSet {
         self.vcpu_cpus().union(&self.shared).union(&self.emulator).union(&self.iothreads)

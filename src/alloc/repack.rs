@@ -15,6 +15,7 @@ use std::collections::BTreeSet;
 
 use super::plan::Plan;
 use super::policy::OtherThreads;
+use super::relocation::{self, MemoryOfMoved};
 use super::request::Request;
 use super::sums::{MOST_GONE, NOBODY, Party, Set, Sums, Within};
 use super::{Supply, plan};
@@ -36,6 +37,8 @@ pub struct Mover<K> {
     pub request: Request,
     /// What would be free if it went.
     pub cpus: CpuSet,
+    /// The plan by which it runs, and what its memory does, where it has to move without a restart.
+    pub live: Option<(Plan, MemoryOfMoved)>,
 }
 
 /// One lease that moves.
@@ -47,6 +50,8 @@ pub struct Move<K> {
     pub from: CpuSet,
     /// The CPUs it would hold.
     pub to: CpuSet,
+    /// The plan by which it would hold them.
+    pub plan: Plan,
 }
 
 /// Over how much of the machine vCPUs are spread; fewer nodes go before fewer caches.
@@ -169,7 +174,11 @@ impl<'a, K: Ord + Clone> Search<'a, K> {
             let mover = one.and_then(|index| self.movers.get(index)).map(|(mover, _)| *mover);
             let request = mover.map_or(self.request, |mover| &mover.request);
             // Whoever finds no place now will find none when more is taken.
-            let plan = plan(&Supply { taken, ..*self.supply }, request).ok()?;
+            let supply = Supply { taken, ..*self.supply };
+            let plan = match mover.and_then(|mover| mover.live.as_ref()) {
+                Some((now, memory)) => relocation::anew(&supply, request, now, *memory).ok()?,
+                None => plan(&supply, request).ok()?,
+            };
             if mover.is_none() && self.goal.is_some_and(|goal| Extent::of(self.supply.topology, &plan) > goal) {
                 return None;
             }
@@ -179,7 +188,7 @@ impl<'a, K: Ord + Clone> Search<'a, K> {
             }
             let others: Vec<_> = those.iter().take(place).chain(those.iter().skip(place + 1)).copied().collect();
             if let Some(mut moves) = self.in_some_order(&taken.union(&to), &others) {
-                moves.extend(mover.map(|mover| Move { id: mover.id.clone(), from: mover.cpus.clone(), to }));
+                moves.extend(mover.map(|mover| Move { id: mover.id.clone(), from: mover.cpus.clone(), to, plan }));
                 return Some(moves);
             }
         }

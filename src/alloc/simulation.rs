@@ -122,7 +122,7 @@ impl Simulation {
             let others = self.requests.iter().filter(|(other, _)| *other != id);
             let movers = others.filter_map(|(other, request)| {
                 let cpus = self.running.get(other)?.exclusive();
-                Some(Mover { id: other.clone(), request: seated(request, supply.housekeeping), cpus })
+                Some(Mover { id: other.clone(), request: seated(request, supply.housekeeping), cpus, live: None })
             });
             // Nobody is told to move to where an autostart domain will be.
             let (runs, key) = (|other: &String| self.running.contains_key(other), id.to_owned());

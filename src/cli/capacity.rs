@@ -84,7 +84,7 @@ pub(super) fn capacity(context: &Context, options: &Options<'_>) -> Result<Strin
     let strict = request.is_some() && settings.autostart_reserve == Reserve::Strict;
     let definitions = if strict { definitions::read(&context.root, &settings).dedicated } else { Vec::new() };
     let situation = situation.among(definitions, None).beside(&leases, None);
-    let pools = pools(&situation.supply(), leases.iter().filter_map(Lease::plan));
+    let pools = pools(&situation.supply(), leases.iter().flat_map(Lease::plans));
     let taken = situation.taken.union(&situation.reserved());
     let supply = Supply { taken: &taken, ..situation.supply() };
     let fits =
@@ -188,7 +188,7 @@ fn tables(topology: &Topology, pools: &Pools, llc: bool) -> String {
 }
 
 /// A VM of so many whole cores with so many vCPUs on each: `4x2`.
-fn request(shape: &str, words: &[String]) -> Result<Request> {
+pub(super) fn request(shape: &str, words: &[String]) -> Result<Request> {
     let counts = shape.split_once('x').and_then(|(cores, threads)| {
         let (cores, threads): (u16, NonZeroU16) = (cores.parse().ok()?, threads.parse().ok()?);
         Some((cores.checked_mul(threads.get()).filter(|&vcpus| vcpus > 0)?, threads))

@@ -10,10 +10,10 @@ use super::install::{ALONE, IN_DIRECTORY, daemon, is_executable, is_ours};
 use super::lease::duration;
 use super::{Answer, Context, to_json};
 use crate::alloc::demand::Demand;
+use crate::alloc::plan::Plan;
 use crate::alloc::policy::Irqs;
-use crate::alloc::{self, Supply};
-
 use crate::alloc::pools::pools;
+use crate::alloc::{self, Supply};
 use crate::config::settings::Settings;
 use crate::cpuset::CpuSet;
 use crate::decision::{self, Situation, Wish};
@@ -338,11 +338,24 @@ fn state(root: &Root, settings: Option<&Settings>, findings: &mut Findings) {
     if let Some(settings) = settings {
         without_lease(root, settings, &leases, findings);
     }
+    let situation = settings.and_then(|settings| Situation::read(root, settings, None).ok());
     for lease in leases.iter().filter(|lease| lease.qemu.is_some()) {
         let Some(plan) = lease.plan() else { continue };
+        if let Some(moving) = &lease.moving {
+            let check = format!("\"{}\" is where its lease says", printable(&lease.name));
+            let (to, by) = (moving.to.exclusive(), moving.by.pid);
+            let worry =
+                format!("process {by} moves it to CPUs {to}; `virt-pin reconcile` ends the move if that has died");
+            findings.add("lease", check, Verdict::Warn, worry);
+            continue;
+        }
+        let plan = match &situation {
+            Some(situation) => cpus_of(&situation.clone().beside(&leases, Some(lease.uuid)), lease, plan, findings),
+            None => plan.clone(),
+        };
         let check = format!("threads of \"{}\" are where its lease says", printable(&lease.name));
         match qemu::status(root, &lease.name).and_then(|status| match status {
-            Some(status) => binding::misplaced(root, &status, plan),
+            Some(status) => binding::misplaced(root, &status, &plan),
             None => Err(Error::new(Code::HostIo, "libvirt has no status file of it (renamed?)")),
         }) {
             Ok(misplaced) => match misplaced.first() {
@@ -361,6 +374,27 @@ fn state(root: &Root, settings: Option<&Settings>, findings: &mut Findings) {
     }
     intruders(root, &leases, findings);
     isolated(root, &leases, findings);
+}
+
+/// Whether the lease's CPUs are all there and may still be handed out; the plan as far as it can be held.
+fn cpus_of(situation: &Situation, lease: &Lease, plan: &Plan, findings: &mut Findings) -> Plan {
+    let (online, name) = (situation.topology.online(), printable(&lease.name));
+    let missing = plan.missing(online);
+    let now = plan.meanwhile(online, &situation.housekeeping);
+    if !missing.is_empty() {
+        let worry = format!(
+            "CPUs {missing} are offline; what ran there belongs on {} until `virt-pin reconcile` finds others or they are back",
+            if now.shared.is_empty() { &now.emulator } else { &now.shared }
+        );
+        findings.add("lease", format!("the CPUs of \"{name}\" are online"), Verdict::Warn, worry);
+    }
+    let unnamed = plan.exclusive().difference(&situation.pinnable).intersection(online);
+    if !unnamed.is_empty() {
+        let worry =
+            format!("{unnamed} are not any more: it keeps them until it ends, then they are nobody's to hand out");
+        findings.add("lease", format!("the CPUs of \"{name}\" are pinnable"), Verdict::Warn, worry);
+    }
+    now
 }
 
 /// VMs that run without the lease that their policy asks for: started before the hook was there, or past it.

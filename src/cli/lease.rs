@@ -9,6 +9,7 @@ use crate::error::{Result, counted, printable};
 use crate::host::process;
 use crate::lock;
 use crate::lock::leases::{Holds, Lease, State};
+use crate::lock::survey;
 
 /// A lease in JSON. Sets are kernel lists; `vcpus[i]` is the CPU of vCPU `i`; `since` is seconds of the host's uptime at the
 /// last change of state; `isolation` and `irqs` are there where the policy does not have their defaults; `code` and `reason` say why a degraded one got no CPUs.
@@ -19,6 +20,12 @@ struct View<'l> {
     state: State,
     kind: &'static str,
     cpus: String,
+    /// Those of its own that it uses and that are offline.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    offline: String,
+    /// The CPUs it is being moved to; they are among `cpus`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    moving_to: Option<String>,
     vcpus: Vec<Option<u16>>,
     #[serde(skip_serializing_if = "String::is_empty")]
     shared: String,
@@ -38,8 +45,8 @@ struct View<'l> {
     reason: Option<&'l str>,
 }
 
-impl<'l> From<&'l Lease> for View<'l> {
-    fn from(lease: &'l Lease) -> View<'l> {
+impl<'l> View<'l> {
+    fn of(lease: &'l Lease, online: Option<&CpuSet>) -> View<'l> {
         let plan = lease.plan();
         let set = |of: &dyn Fn(&crate::alloc::plan::Plan) -> CpuSet| {
             plan.map(|plan| of(plan).to_string()).unwrap_or_default()
@@ -56,6 +63,8 @@ impl<'l> From<&'l Lease> for View<'l> {
             state: lease.state,
             kind: kind(lease),
             cpus: lease.cpus().to_string(),
+            offline: online.map(|online| set(&|plan| plan.missing(online))).unwrap_or_default(),
+            moving_to: lease.moving.as_ref().map(|moving| moving.to.exclusive().to_string()),
             vcpus: plan.map(|plan| plan.vcpus.iter().map(|cpu| cpu.map(|cpu| cpu.0)).collect()).unwrap_or_default(),
             shared: set(&|plan| plan.shared.clone()),
             parked: set(&|plan| plan.parked.clone()),
@@ -79,22 +88,33 @@ struct ListView<'l> {
 
 pub(super) fn list(context: &Context) -> Result<String> {
     let leases = lock::read(&context.root)?;
+    let online = online(context);
     if context.json {
-        return to_json(&ListView { leases: leases.iter().map(View::from).collect() });
+        return to_json(&ListView { leases: leases.iter().map(|lease| View::of(lease, online.as_ref())).collect() });
     }
-    let mut rows: Vec<_> = leases.iter().map(row).collect();
+    let mut rows: Vec<_> = leases.iter().map(|lease| row(lease, online.as_ref())).collect();
     rows.sort();
+    let (mut rows, offline): (Vec<_>, Vec<_>) = rows.into_iter().unzip();
     let titles = ["Name", "State", "Kind", "vCPUs", "Node", "Parked", "Emulator", "CPUs"];
     // `virt-pin lease` and `--json` have the sets whole.
     shorten(&titles, &mut rows, 3);
+    for (row, offline) in rows.iter_mut().zip(offline).filter(|(_, offline)| !offline.is_empty()) {
+        row.iter_mut().last().into_iter().for_each(|cpus| cpus.push_str(&format!(" ({offline} offline)")));
+    }
     Ok(columns(&titles, rows))
 }
 
-fn row(lease: &Lease) -> Vec<String> {
-    let view = View::from(lease);
+/// The CPUs that are online, where that can be told.
+fn online(context: &Context) -> Option<CpuSet> {
+    survey::topology(&context.root).ok().map(|(topology, _)| topology.online().clone())
+}
+
+/// The line, and which of its CPUs are offline.
+fn row(lease: &Lease, online: Option<&CpuSet>) -> (Vec<String>, String) {
+    let view = View::of(lease, online);
     let vcpus = if view.vcpus.is_empty() { String::new() } else { view.vcpus.len().to_string() };
     let name = printable(&lease.name);
-    vec![
+    let row = vec![
         name,
         state(lease).to_owned(),
         view.kind.to_owned(),
@@ -103,16 +123,17 @@ fn row(lease: &Lease) -> Vec<String> {
         dash(view.parked),
         dash(view.emulator),
         dash(view.cpus),
-    ]
+    ];
+    (row, view.offline)
 }
 
 pub(super) fn lease(context: &Context, domain: &str) -> Result<String> {
     let leases = lock::read(&context.root)?;
     let lease = subject::lease(&leases, domain)?;
+    let view = View::of(lease, online(context).as_ref());
     if context.json {
-        return to_json(&View::from(lease));
+        return to_json(&view);
     }
-    let view = View::from(lease);
     let mut out = String::new();
     let mut line =
         |title: &str, value: &str| out.push_str(&format!("{:<15} {}\n", format!("{title}:"), dash(value.to_owned())));
@@ -123,6 +144,12 @@ pub(super) fn lease(context: &Context, domain: &str) -> Result<String> {
     let age = process::uptime_secs(&context.root).saturating_sub(lease.since);
     line("Since", &format!("{} ago", duration(age)));
     line("CPUs held", &view.cpus);
+    if !view.offline.is_empty() {
+        line("Offline", &format!("{} (what ran there shares the rest; see `virt-pin check`)", view.offline));
+    }
+    if let Some(to) = &view.moving_to {
+        line("Moving to", to);
+    }
     if let (Some(code), Some(reason)) = (view.code, view.reason) {
         line("Code", code);
         line("Reason", &printable(reason));

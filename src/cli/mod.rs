@@ -1,7 +1,7 @@
 //! The command line, in virsh's manner: one file per verb, with the pure functions that render its answer.
 //!
 //! Tables for people on stdout, `--json` for programs, errors on stderr with the exit status of their code. Works without
-//! a libvirt daemon, from the files that libvirt and the hook leave (only `sync` talks to libvirt), so nothing here hangs
+//! a libvirt daemon, from the files that libvirt and the hook leave (only `sync` talks to libvirt, and whoever has moved a lease), so nothing here hangs
 //! when libvirt does.
 
 mod advice;
@@ -14,6 +14,7 @@ mod install;
 mod lease;
 mod map;
 mod reconcile;
+mod repack;
 mod simulate;
 mod subject;
 mod sync;
@@ -139,8 +140,20 @@ enum Verb {
         #[arg(long, hide = true)]
         after_stdin: bool,
     },
-    /// Rebuild the leases from the VMs that run, by where their threads are.
+    /// Rebuild the leases from the VMs that run, by where their threads are; repair those whose CPUs went or came back.
     Reconcile,
+    /// Move running VMs to other CPUs, so that there is room for another or one lies nearer together.
+    Repack {
+        /// Only say which moves would be made.
+        #[arg(long)]
+        dry_run: bool,
+        /// Make room for this VM (name, UUID or XML file), or for one of so many cores and threads on each, such as 4x2.
+        #[arg(long = "for", value_name = "DOMAIN|SHAPE")]
+        subject: Option<String>,
+        /// With a shape: attributes of the VM's policy, such as numa=single; may be given several times.
+        #[arg(long, value_name = "NAME=VALUE", requires = "subject")]
+        policy: Vec<String>,
+    },
 }
 
 impl Verb {
@@ -151,7 +164,10 @@ impl Verb {
 
     /// Whether the verb changes the machine or asks its libvirt, so that a description cannot stand in for it.
     fn needs_this_machine(&self) -> bool {
-        matches!(self, Verb::Install { .. } | Verb::Uninstall | Verb::Sync { .. } | Verb::Reconcile)
+        matches!(
+            self,
+            Verb::Install { .. } | Verb::Uninstall | Verb::Sync { .. } | Verb::Reconcile | Verb::Repack { .. }
+        )
     }
 }
 
@@ -258,6 +274,12 @@ fn run(arguments: Arguments) -> Result<Answer> {
         Verb::Check => return check::check(&context),
         Verb::Simulate { events, host_shape, moves, autostart_reserve } => {
             return simulate::simulate(&context, &events, host_shape.as_deref(), autostart_reserve, moves);
+        }
+        Verb::Repack { dry_run, subject, policy } => {
+            return repack::repack(
+                &context,
+                &repack::Options { dry_run, subject: subject.as_deref(), policy: &policy },
+            );
         }
         Verb::List => lease::list(&context),
         Verb::Lease { domain } => lease::lease(&context, &domain),

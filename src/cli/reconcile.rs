@@ -4,7 +4,8 @@
 //! dedicated policy whose vCPU threads are bound to one CPU each gets its lease, on exactly the CPUs where its threads are;
 //! one that may do without, and does, is recorded as degraded; the rest is said, not guessed. A lease of a former version
 //! learns what its VM asks for. What the host's own work was kept off for nobody is given back, and partitions that have become
-//! invalid are made anew. Leases whose start was never followed by a QEMU are ended. A corrupt file is kept beside.
+//! invalid are made anew. Leases of CPUs that have gone offline or come back are repaired (see `relocate`). Leases whose start was
+//! never followed by a QEMU are ended. A corrupt file is kept beside.
 
 use std::fs;
 
@@ -25,6 +26,7 @@ use crate::lock::former::Former;
 use crate::lock::leases::{Holds, Lease, Leases, State};
 use crate::lock::reclaim::reclaim;
 use crate::lock::{DEADLINE, STATE_DIR, StateLock};
+use crate::relocate::{self, Done};
 use crate::xml::{Domain, read};
 
 pub(super) fn reconcile(context: &Context) -> Result<String> {
@@ -95,6 +97,7 @@ pub(super) fn reconcile(context: &Context) -> Result<String> {
         Err(error) => notes.push(error.message),
     }
     drop(state);
+    notes.extend(repaired(context).unwrap_or_else(|error| vec![format!("leases are not repaired: {}", error.message)]));
     for lease in leases.iter().filter(|lease| isolation::is_partition(lease) && lease.qemu.is_some()) {
         let (Some(plan), Ok(Some(status))) = (lease.plan(), qemu::status(root, &lease.name)) else { continue };
         let was = partition::flaw(root, &status, plan).unwrap_or_default();
@@ -111,6 +114,21 @@ pub(super) fn reconcile(context: &Context) -> Result<String> {
     }
     notes.push(format!("{} in all.", counted(count as u64, "lease")));
     Ok(notes.join("\n") + "\n")
+}
+
+/// Leases whose CPUs have gone or come back, and moves that nobody finished. libvirt is asked only where it has to be told.
+fn repaired(context: &Context) -> Result<Vec<String>> {
+    let mut notes = Vec::new();
+    for repair in relocate::repair(&context.root, &context.settings()?)? {
+        let name = printable(&repair.name);
+        notes.push(format!("\"{name}\": {}", repair.done.sentence()));
+        if matches!(repair.done, Done::Moved { .. }) {
+            notes.extend(
+                super::sync::after_move(context, repair.uuid).map(|error| format!("\"{name}\": {}", error.message)),
+            );
+        }
+    }
+    Ok(notes)
 }
 
 /// The lease of a running domain that has none, or has one that can be completed; `None` if it needs nothing.
@@ -153,6 +171,7 @@ fn adopt(context: &Context, leases: &Leases, name: &str, text: &str) -> Result<O
         cgroup: None,
         daemon: None,
         qemu: process::process(root, status.pid)?,
+        moving: None,
         since: process::uptime_secs(root),
     }))
 }

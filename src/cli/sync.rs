@@ -13,6 +13,7 @@ use crate::error::{Code, Error, Result, counted, printable};
 use crate::libvirt::Libvirt;
 use crate::lock;
 use crate::lock::leases::{Holds, State};
+use crate::uuid::DomainUuid;
 use crate::xml::{Domain, read};
 
 /// No call to a libvirt that hangs is waited for longer.
@@ -63,6 +64,22 @@ pub(super) fn sync(context: &Context, domain: &str, after_stdin: bool) -> Result
     }
     running.pin(&changes.vcpus, changes.emulator.as_ref(), &changes.iothreads).map_err(about)?;
     Ok(format!("Domain \"{name}\": {} of its live XML set.\n", counted(count as u64, "pin")))
+}
+
+/// The same once a lease has been moved; the error if libvirt's live XML could not be told, which is no reason to fail.
+pub(super) fn after_move(context: &Context, uuid: DomainUuid) -> Option<Error> {
+    if !context.root.is_this_machine() {
+        return None;
+    }
+    let told = sync(context, &uuid.to_string(), false);
+    // What comes next takes the time it takes.
+    let _ = nix::unistd::alarm::cancel();
+    told.err().map(|error| {
+        Error::new(
+            error.code,
+            format!("its live XML does not say so (`virt-pin sync {uuid}` tries again): {}", error.message),
+        )
+    })
 }
 
 #[derive(Debug, PartialEq, Eq)]

@@ -6,6 +6,7 @@
 
 pub mod binding;
 pub mod isolation;
+pub mod passage;
 pub mod pool;
 pub mod scope;
 pub mod tree;

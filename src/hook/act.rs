@@ -2,6 +2,8 @@
 //!
 //! The shape is always the same: read (domain, configuration, machine), lock, load, decide, commit, unlock, report.
 
+use std::cell::Cell;
+
 use super::call::Operation;
 use super::{others, sync};
 use crate::alloc::plan::Plan;
@@ -33,9 +35,11 @@ pub(super) struct Event<'a> {
     pub(super) root: &'a Root,
     operation: Operation,
     pub(super) domain: &'a Domain<'a>,
-    uuid: DomainUuid,
+    pub(super) uuid: DomainUuid,
     pub(super) identity: read::Identity,
-    journal: Journal,
+    pub(super) journal: Journal,
+    /// Whether a lease was seen on its way to other CPUs.
+    pub(super) moves: Cell<bool>,
 }
 
 /// Does what the event asks for. Returns the XML for stdout; `None` = the domain's own is unchanged.
@@ -48,7 +52,15 @@ pub(super) fn act(root: &Root, operation: Operation, text: &str) -> Result<Optio
     let uuid = identity.uuid.ok_or_else(|| {
         Error::new(Code::DomainInvalid, "the domain XML on stdin has no <uuid>").in_domain(&identity.name)
     })?;
-    let event = Event { root, operation, domain: &domain, uuid, identity, journal: Journal::open(root) };
+    let event = Event {
+        root,
+        operation,
+        domain: &domain,
+        uuid,
+        identity,
+        journal: Journal::open(root),
+        moves: Cell::new(false),
+    };
     let result = match operation {
         Operation::Prepare | Operation::Migrate | Operation::Restore => event.enter(),
         Operation::Started => event.started().map(|()| None),
@@ -56,6 +68,9 @@ pub(super) fn act(root: &Root, operation: Operation, text: &str) -> Result<Optio
         Operation::Reconnect => event.reconnect().map(|()| None),
         Operation::Start | Operation::Stopped => Ok(None),
     };
+    if event.moves.get() {
+        event.recover();
+    }
     if let Err(error) = &result {
         event.record(Some(error.code), None, &error.message);
     }
@@ -96,6 +111,7 @@ impl Event<'_> {
         let situation = situation.among(definitions, Some(self.uuid));
         let mut state = StateLock::acquire(self.root, DEADLINE)?;
         let mut leases = state.load()?;
+        self.see_moves(&leases);
         let void = reclaim(self.root, &mut leases)?;
         self.refuse_beside_living(&leases)?;
         let existing = leases.get(self.uuid).cloned();
@@ -279,6 +295,7 @@ impl Event<'_> {
             cgroup: None,
             daemon: daemon(self.root),
             qemu: None,
+            moving: None,
             since: process::uptime_secs(self.root),
         }
     }
@@ -391,6 +408,7 @@ impl Event<'_> {
         }
         let mut state = StateLock::acquire(self.root, DEADLINE)?;
         let mut leases = state.load()?;
+        self.see_moves(&leases);
         let mut ended = Vec::new();
         if let Some(lease) = leases.get(self.uuid) {
             if let Some(pid) = self.living_qemu(lease)? {
@@ -422,10 +440,18 @@ impl Event<'_> {
         let status = self.status()?;
         // A partition that has become invalid leaves threads where they cannot be bound.
         let isolated = self.isolate_again(lease, &status);
-        let bound = lease.plan().map_or(Ok(()), |plan| binding::bind(self.root, &status, plan));
+        let bound = match &lease.moving {
+            None => lease.plan().map_or(Ok(()), |plan| binding::bind(self.root, &status, plan)),
+            Some(_) => {
+                self.moves.set(true);
+                Ok(())
+            }
+        };
         // It runs, so its lease does, wherever its threads are.
         self.mark_running(&status)?;
-        bound.and(isolated).map_err(|error| decision::about(error, &self.identity.name, None))
+        bound
+            .or_else(|error| self.put_right(error))
+            .and(isolated.map_err(|error| decision::about(error, &self.identity.name, None)))
     }
 
     /// What ended leases leave behind, once they are off the books.

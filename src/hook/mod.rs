@@ -7,6 +7,7 @@
 mod act;
 pub mod call;
 mod isolation;
+mod moves;
 mod others;
 mod sync;
 

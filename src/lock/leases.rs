@@ -16,6 +16,9 @@
 //! "kind":"degraded","cpus":"","code":"cpu.placement.shortage","reason":"needs 2 whole cores ..."
 //! ```
 //!
+//! A running lease on its way to other CPUs has both until it is there: `"moving":{"by":[4713,998901],"to":{"vcpus":[4,12,null],...}}`
+//! beside its plan, with the process that moves it.
+//!
 //! Version 1 had no `request`, `shared`, `cells` or `null`, and nobody degraded; it is read, and written as version 2 at the
 //! next change. A reader refuses a version it does not know and a field it does not know. This module does no I/O and
 //! takes no lock.
@@ -24,11 +27,12 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::request::{RequestOnDisk, nodes, nodes_of, set};
-use crate::alloc::plan::{GuestTopology, PlacedCell, Plan};
+use super::plan::{self, CellOnDisk, PlanOnDisk};
+use super::request::{RequestOnDisk, set};
+use crate::alloc::plan::Plan;
 use crate::alloc::policy::Kind;
 use crate::alloc::request::{Pages, Request};
-use crate::cpuset::{CpuId, CpuSet, NodeId};
+use crate::cpuset::CpuSet;
 use crate::error::{Code, Error, Result};
 use crate::host::process::Process;
 use crate::uuid::DomainUuid;
@@ -66,8 +70,19 @@ pub struct Lease {
     pub daemon: Option<Process>,
     /// The domain's QEMU, once known.
     pub qemu: Option<Process>,
+    /// Where it is being moved to; until it is there, the CPUs of both plans are its.
+    pub moving: Option<Moving>,
     /// Seconds of uptime at the last change of state.
     pub since: u64,
+}
+
+/// A move that has begun.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Moving {
+    /// Where to.
+    pub to: Plan,
+    /// The process that moves it. Once that has ended, anybody may complete the move or undo it.
+    pub by: Process,
 }
 
 /// How far a lease has come.
@@ -104,9 +119,14 @@ impl Lease {
     /// The CPUs that no dedicated domain may have.
     pub fn cpus(&self) -> CpuSet {
         match &self.holds {
-            Holds::Dedicated(plan) => plan.exclusive(),
+            Holds::Dedicated(_) => self.plans().fold(CpuSet::new(), |all, plan| all.union(&plan.exclusive())),
             Holds::Static(cpus) | Holds::Degraded { pins: cpus, .. } => cpus.clone(),
         }
+    }
+
+    /// Every plan whose CPUs it holds: its own, and the one that it moves to.
+    pub fn plans(&self) -> impl Iterator<Item = &Plan> {
+        self.plan().into_iter().chain(self.moving.iter().map(|moving| &moving.to))
     }
 
     /// Whether the domain's start has taken so long that its end may have gone unreported.
@@ -119,25 +139,23 @@ impl Lease {
     /// What must hold of a lease by itself: numbers that can be, and counts that agree.
     fn check(&self) -> std::result::Result<(), &'static str> {
         let Some(plan) = self.plan() else {
-            return if self.request.is_some() { Err("has a request, but no plan") } else { Ok(()) };
+            return match (&self.request, &self.moving) {
+                (None, None) => Ok(()),
+                (Some(_), _) => Err("has a request, but no plan"),
+                (None, Some(_)) => Err("moves, but has no plan"),
+            };
         };
-        let (count, own) = (plan.vcpus.len(), plan.vcpus.iter().flatten().count());
-        // A set keeps one of a kind and none that is too high.
-        if own == 0 || plan.vcpu_cpus().len() != own || (own < count) == plan.shared.is_empty() {
-            return Err("has impossible vCPUs");
+        plan::check(plan)?;
+        if let Some(moving) = &self.moving {
+            plan::check(&moving.to)?;
+            let owns = |plan: &Plan| plan.vcpus.iter().map(Option::is_some).collect::<Vec<_>>();
+            if self.state != State::Running || owns(plan) != owns(&moving.to) || plan.guest != moving.to.guest {
+                return Err("moves to a plan that is not for the guest that runs");
+            }
         }
-        let exist = |vcpus: &CpuSet| vcpus.iter().all(|vcpu| usize::from(vcpu.0) < count);
-        if !plan.cells.iter().all(|cell| exist(&cell.vcpus)) {
-            return Err("has cells of impossible vCPUs");
-        }
-        let threads = |guest: GuestTopology| {
-            [guest.sockets, guest.dies, guest.cores, guest.threads].into_iter().map(u64::from).product::<u64>()
-        };
-        if plan.guest.is_some_and(|guest| usize::try_from(threads(guest)) != Ok(count)) {
-            return Err("tells the guest of other vCPUs than it has");
-        }
+        let count = plan.vcpus.len();
         let Some(request) = &self.request else { return Ok(()) };
-        if usize::from(request.vcpus) != count || !request.cells.iter().all(|cell| exist(&cell.vcpus)) {
+        if usize::from(request.vcpus) != count || !request.cells.iter().all(|cell| plan::exist(&cell.vcpus, count)) {
             return Err("has a request for other vCPUs than it has");
         }
         if request.policy.kind != Kind::Dedicated {
@@ -215,7 +233,7 @@ impl Leases {
         let mut owned = CpuSet::new();
         let mut own = Vec::new();
         for lease in &self.leases {
-            let cpus = lease.plan().map(Plan::exclusive).unwrap_or_default();
+            let cpus = lease.plan().map(|_| lease.cpus()).unwrap_or_default();
             if !cpus.is_disjoint(&owned) {
                 return Err(format!("CPUs {} of \"{}\" have two owners", cpus.intersection(&owned), lease.name));
             }
@@ -225,7 +243,9 @@ impl Leases {
         for (lease, own) in self.leases.iter().zip(&own) {
             // Dedicated vCPUs are on CPUs of their own.
             let elsewhere = match &lease.holds {
-                Holds::Dedicated(plan) => vec![&plan.emulator, &plan.iothreads, &plan.shared],
+                Holds::Dedicated(_) => {
+                    lease.plans().flat_map(|plan| [&plan.emulator, &plan.iothreads, &plan.shared]).collect()
+                }
                 Holds::Static(cpus) | Holds::Degraded { pins: cpus, .. } => vec![cpus],
             };
             for cpus in elsewhere {
@@ -361,79 +381,58 @@ struct LeaseOnDisk {
     daemon: Option<(u32, u64)>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     qemu: Option<(u32, u64)>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    moving: Option<MovingOnDisk>,
     since: u64,
 }
 
-/// A cell of the guest on disk.
+/// A move on disk.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct CellOnDisk {
-    vcpus: String,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    bytes: Option<u64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    node: Option<u16>,
+struct MovingOnDisk {
+    by: (u32, u64),
+    to: PlanOnDisk,
 }
 
 impl From<&Lease> for LeaseOnDisk {
     fn from(lease: &Lease) -> LeaseOnDisk {
         let process = |process: Process| (process.pid, process.start_time);
-        let mut file = LeaseOnDisk {
+        let (kind, cpus, why) = match &lease.holds {
+            Holds::Dedicated(_) => (KindOnDisk::Dedicated, None, None),
+            Holds::Static(cpus) => (KindOnDisk::Static, Some(cpus), None),
+            Holds::Degraded { code, reason, pins } => (KindOnDisk::Degraded, Some(pins), Some((code, reason))),
+        };
+        let plan = lease.plan().map(PlanOnDisk::from).unwrap_or_default();
+        LeaseOnDisk {
             uuid: lease.uuid.to_string(),
             name: lease.name.clone(),
             state: lease.state,
-            kind: KindOnDisk::Static,
-            cpus: None,
-            code: None,
-            reason: None,
-            vcpus: Vec::new(),
-            shared: String::new(),
-            whole: false,
-            parked: String::new(),
-            extra: String::new(),
-            emulator: String::new(),
-            iothreads: String::new(),
-            nodes: String::new(),
-            memory_nodes: None,
-            guest: None,
-            cells: Vec::new(),
+            kind,
+            cpus: cpus.map(ToString::to_string),
+            code: why.map(|(code, _)| code.name().to_owned()),
+            reason: why.map(|(_, reason)| reason.clone()),
+            vcpus: plan.vcpus,
+            shared: plan.shared,
+            whole: plan.whole,
+            parked: plan.parked,
+            extra: plan.extra,
+            emulator: plan.emulator,
+            iothreads: plan.iothreads,
+            nodes: plan.nodes,
+            memory_nodes: plan.memory_nodes,
+            guest: plan.guest,
+            cells: plan.cells,
             request: lease.request.as_ref().map(RequestOnDisk::from),
             domain_id: lease.domain_id,
             cgroup: lease.cgroup.clone(),
             daemon: lease.daemon.map(process),
             qemu: lease.qemu.map(process),
+            moving: lease
+                .moving
+                .as_ref()
+                .map(|moving| MovingOnDisk { by: process(moving.by), to: (&moving.to).into() }),
             since: lease.since,
-        };
-        match &lease.holds {
-            Holds::Static(cpus) => file.cpus = Some(cpus.to_string()),
-            Holds::Degraded { code, reason, pins } => {
-                file.kind = KindOnDisk::Degraded;
-                file.cpus = Some(pins.to_string());
-                file.code = Some(code.name().to_owned());
-                file.reason = Some(reason.clone());
-            }
-            Holds::Dedicated(plan) => {
-                file.kind = KindOnDisk::Dedicated;
-                file.vcpus = plan.vcpus.iter().map(|own| own.map(|cpu| cpu.0)).collect();
-                file.shared = plan.shared.to_string();
-                file.whole = plan.whole;
-                file.parked = plan.parked.to_string();
-                file.extra = plan.extra.to_string();
-                file.emulator = plan.emulator.to_string();
-                let alike = plan.iothreads == plan.emulator;
-                file.iothreads = if alike { file.emulator.clone() } else { plan.iothreads.to_string() };
-                file.nodes = nodes_of(&plan.nodes);
-                file.memory_nodes = plan.memory_nodes.as_ref().map(nodes_of);
-                file.guest = plan.guest.map(|guest| (guest.sockets, guest.dies, guest.cores, guest.threads));
-                let cell = |cell: &PlacedCell| CellOnDisk {
-                    vcpus: cell.vcpus.to_string(),
-                    bytes: cell.bytes,
-                    node: cell.node.map(|node| node.0),
-                };
-                file.cells = plan.cells.iter().map(cell).collect();
-            }
         }
-        file
     }
 }
 
@@ -457,31 +456,26 @@ impl Lease {
                 reason,
                 pins: set(&cpus)?,
             },
-            (KindOnDisk::Dedicated, None, None, None) => {
-                let guest = |(sockets, dies, cores, threads)| GuestTopology { sockets, dies, cores, threads };
-                let cell = |cell: CellOnDisk| {
-                    let node = cell.node.map(NodeId);
-                    Ok(PlacedCell { vcpus: set(&cell.vcpus)?, bytes: cell.bytes, node })
-                };
-                let emulator = set(&file.emulator)?;
-                Holds::Dedicated(Plan {
-                    vcpus: file.vcpus.into_iter().map(|own| own.map(CpuId)).collect(),
-                    shared: set(&file.shared)?,
+            (KindOnDisk::Dedicated, None, None, None) => Holds::Dedicated(
+                PlanOnDisk {
+                    vcpus: file.vcpus,
+                    shared: file.shared,
                     whole: file.whole,
-                    parked: set(&file.parked)?,
-                    extra: set(&file.extra)?,
-                    // Mostly both are the housekeeping CPUs, the longest of the lists.
-                    iothreads: if file.iothreads == file.emulator { emulator.clone() } else { set(&file.iothreads)? },
-                    emulator,
-                    nodes: nodes(&file.nodes)?,
-                    memory_nodes: file.memory_nodes.as_deref().map(nodes).transpose()?,
-                    guest: file.guest.map(guest),
-                    cells: file.cells.into_iter().map(cell).collect::<std::result::Result<_, String>>()?,
-                })
-            }
+                    parked: file.parked,
+                    extra: file.extra,
+                    emulator: file.emulator,
+                    iothreads: file.iothreads,
+                    nodes: file.nodes,
+                    memory_nodes: file.memory_nodes,
+                    guest: file.guest,
+                    cells: file.cells,
+                }
+                .read()?,
+            ),
             _ => return Err("mixes what only leases of different kinds have".to_owned()),
         };
         let process = |(pid, start_time)| Process { pid, start_time };
+        let moving = |moving: MovingOnDisk| Ok::<_, String>(Moving { by: process(moving.by), to: moving.to.read()? });
         Ok(Lease {
             uuid,
             name: file.name,
@@ -492,6 +486,7 @@ impl Lease {
             cgroup: file.cgroup,
             daemon: file.daemon.map(process),
             qemu: file.qemu.map(process),
+            moving: file.moving.map(moving).transpose()?,
             since: file.since,
         })
     }
@@ -502,9 +497,10 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
+    use crate::alloc::plan::{GuestTopology, PlacedCell};
     use crate::alloc::policy::Policy;
     use crate::alloc::request::{GuestCell, GuestMemory};
-    use crate::cpuset::MAX_CPUS;
+    use crate::cpuset::{CpuId, MAX_CPUS, NodeId};
     use proptest::prelude::*;
 
     fn uuid(n: u8) -> DomainUuid {
@@ -527,6 +523,7 @@ mod tests {
             cgroup: Some("/x".to_owned()),
             daemon: Some(process),
             qemu: None,
+            moving: None,
             since: 5,
         }
     }
@@ -666,6 +663,44 @@ mod tests {
         let mut leases = Leases::default();
         leases.put(by_hand);
         assert!(leases.check().unwrap_err().ends_with("has a request, but no plan"));
+    }
+
+    /// A lease of CPUs 2-3 on its way to others.
+    fn moving(to: Plan) -> Lease {
+        let by = Process { pid: 4713, start_time: 7 };
+        Lease { moving: Some(Moving { to, by }), ..lease(1, dedicated(&[2, 3])) }
+    }
+
+    #[test]
+    fn a_lease_that_moves_holds_both_places() {
+        let Holds::Dedicated(to) = dedicated(&[3, 5]) else { unreachable!() };
+        let mut leases = Leases::default();
+        leases.put(moving(Plan { parked: set("31"), ..to.clone() }));
+        assert_eq!(leases.check(), Ok(()));
+        let text = leases.to_json().unwrap();
+        assert_eq!(Leases::from_json(&text), Ok(leases.clone()));
+        assert_eq!(leases.taken_from(None), set("2-3,5,30-31"));
+        for (cpus, ours) in [("6", true), ("2", false), ("5", false), ("31", false)] {
+            leases.put(lease(2, Holds::Static(set(cpus))));
+            assert_eq!(leases.check().is_ok(), ours, "{cpus}");
+        }
+        leases.remove(uuid(2));
+        // Only the guest that runs, and only while it does.
+        for bad in [
+            Lease { state: State::Reserved, ..moving(to.clone()) },
+            moving(Plan { guest: None, ..to.clone() }),
+            moving(Plan::new([CpuId(5)], set("0"))),
+            moving(Plan { shared: set("0"), ..to.clone() }),
+            Lease { holds: Holds::Static(set("2")), ..moving(to) },
+        ] {
+            let mut leases = Leases::default();
+            leases.put(bad);
+            assert!(leases.check().is_err() && Leases::from_json(&leases.to_json().unwrap()).is_err(), "{leases:?}");
+        }
+        for (what, instead) in [("\"by\":[4713,7],", ""), ("\"moving\":{", "\"moving\":{\"more\":1,")] {
+            assert!(text.contains(what), "{text}");
+            assert_eq!(Leases::from_json(&text.replacen(what, instead, 1)).unwrap_err().code, Code::StateCorrupt);
+        }
     }
 
     #[test]
@@ -832,6 +867,7 @@ mod tests {
                 cgroup,
                 daemon,
                 qemu,
+                moving: None,
                 since,
             },
         )

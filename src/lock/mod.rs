@@ -6,6 +6,7 @@
 
 pub mod former;
 pub mod leases;
+mod plan;
 pub mod reclaim;
 mod replace;
 mod request;

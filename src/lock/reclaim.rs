@@ -97,6 +97,7 @@ mod tests {
             cgroup: None,
             daemon,
             qemu,
+            moving: None,
             since,
         });
         let void = reclaim(&root, &mut leases).unwrap();

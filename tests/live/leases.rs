@@ -460,3 +460,67 @@ fn fields(mut datagram: &[u8]) -> String {
     }
     record
 }
+
+impl Libvirtd {
+    /// The machine says that only these CPUs are online; the kernel goes on as before.
+    fn pretend_online(&self, cpus: &str) {
+        self.put("/run/online", 0o644, format!("{cpus}\n").as_bytes());
+        self.exec(&["mount", "--bind", "/run/online", "/sys/devices/system/cpu/online"]).ok();
+    }
+
+    fn no_longer_pretend(&self) {
+        self.exec(&["umount", "/sys/devices/system/cpu/online"]).ok();
+    }
+}
+
+#[test]
+fn a_running_vm_moves_to_the_other_cpu_when_its_own_has_gone() {
+    let Some(daemon) = Libvirtd::start(&Options::virt_pin("pinnable_cpus = \"0-1\"\n")) else { return };
+    let policy = "policy='dedicated' cores='thread' emulator='share' iothreads='share'";
+    daemon.run(&Guest::new("web").policy(policy).tuning("<iothreads>1</iothreads>"));
+    let (vcpus, _) = daemon.places("web");
+    let (own, other) = if vcpus == ["0"] { ("0", "1") } else { ("1", "0") };
+    daemon.assert_held_to("web", own);
+    for (gone, left) in [(own, other), (other, own)] {
+        daemon.pretend_online(left);
+        let said = daemon.exec(&["virt-pin", "reconcile"]).ok();
+        assert_eq!(said, format!("\"web\": moved from CPUs {gone} to {left}\n1 lease in all.\n"));
+        daemon.assert_held_to("web", left);
+        for group in ["", "/emulator", "/vcpu0", "/iothread1"] {
+            let file = format!("/sys/fs/cgroup/cpuset/machine/qemu-1-web.libvirt-qemu{group}/cpuset.cpus");
+            assert_eq!(daemon.file(&file), format!("{left}\n"), "{file}");
+        }
+        let xml = daemon.virsh(&["dumpxml", "web"]).ok();
+        for pin in ["<vcpupin vcpu='0' ", "<emulatorpin ", "<iothreadpin iothread='1' "] {
+            assert!(xml.contains(&format!("{pin}cpuset='{left}'/>")), "{xml}");
+        }
+        daemon.no_longer_pretend();
+        assert_eq!(daemon.exec(&["virt-pin", "reconcile"]).ok(), "1 lease in all.\n");
+    }
+    daemon.destroy("web");
+    daemon.wait_for_no_lease();
+}
+
+#[test]
+fn without_another_cpu_a_vm_stays_off_everybody_elses_and_goes_back() {
+    let Some(daemon) = Libvirtd::start(&Options::virt_pin(ONE)) else { return };
+    daemon.run(&dedicated("web"));
+    daemon.pretend_online("0");
+    let said = daemon.exec(&["virt-pin", "reconcile"]).ok();
+    assert!(said.contains("\"web\": CPUs 1 are offline and there is no other place"), "{said}");
+    daemon.assert_held_to("web", "0");
+    assert!(daemon.exec(&["virt-pin", "list"]).ok().contains("1 (1 offline)"));
+    // What the kernel does on v1 besides: the CPU is in no cgroup any more, and tasks leave one that has no other.
+    let tree = "/sys/fs/cgroup/cpuset/machine";
+    let vm = format!("{tree}/qemu-1-web.libvirt-qemu");
+    let steps =
+        format!("cat {vm}/vcpu0/tasks >{vm}/tasks && echo >{vm}/vcpu0/cpuset.cpus && echo 0 >{tree}/cpuset.cpus");
+    daemon.exec(&["bash", "-c", &steps]).ok();
+    daemon.no_longer_pretend();
+    let said = daemon.exec(&["virt-pin", "reconcile"]).ok();
+    assert!(said.contains("\"web\": its threads are where its lease says again, on CPUs 1"), "{said}");
+    daemon.assert_on_cpu_1("web");
+    assert_eq!(daemon.file(&format!("{tree}/cpuset.cpus")), "0-1\n");
+    let vcpu = daemon.threads("web").into_iter().find(|thread| thread.comm.starts_with("CPU ")).unwrap();
+    assert_eq!(vcpu.cgroup, "/machine/qemu-1-web.libvirt-qemu/vcpu0");
+}

@@ -216,6 +216,7 @@ mod tests {
             cgroup: None,
             daemon: None,
             qemu: None,
+            moving: None,
             since: 0,
         }
     }
