@@ -14,6 +14,7 @@ pub mod enforce;
 pub mod error;
 pub mod hook;
 pub mod host;
+pub mod kept;
 pub mod libvirt;
 pub mod lock;
 pub mod log;

@@ -16,6 +16,7 @@ pub mod former;
 mod layout;
 mod memory;
 mod numa;
+pub mod owner;
 pub mod pin;
 mod policy;
 pub mod read;
