@@ -2,8 +2,9 @@
 //!
 //! Reading order: [`cpuset`] and [`error`] (words and failures), [`host`] (the machine as a value), [`alloc`] (who gets
 //! which CPUs: pure), [`xml`] (domain text to request, plan to edits: pure), [`config`], [`lock`] (the leases and the only
-//! way to change them), [`hook`] (one libvirt event in, one outcome out), [`cli`].
+//! way to change them), [`hook`] (one libvirt event in, one outcome out), [`agent`] (what no hook can do), [`cli`].
 
+pub mod agent;
 pub mod alloc;
 pub mod cli;
 pub mod config;
@@ -18,5 +19,6 @@ pub mod kept;
 pub mod libvirt;
 pub mod lock;
 pub mod log;
+pub mod report;
 pub mod uuid;
 pub mod xml;

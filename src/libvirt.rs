@@ -20,7 +20,7 @@ use crate::uuid::DomainUuid;
 pub const URI: &str = "qemu:///system";
 
 /// A connection to the machine's QEMU driver.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Libvirt {
     connect: Connect,
 }
@@ -51,6 +51,11 @@ impl Libvirt {
         virt::error::clear_error_callback();
         let connect = Connect::open(Some(URI)).map_err(|error| failed(&format!("connect to {URI}"), &error))?;
         Ok(Libvirt { connect })
+    }
+
+    /// Whether the daemon is still at the other end.
+    pub fn is_alive(&self) -> bool {
+        self.connect.is_alive().unwrap_or(false)
     }
 
     /// The domain if it runs.

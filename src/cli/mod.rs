@@ -162,6 +162,15 @@ enum Verb {
         #[arg(long, hide = true)]
         after_stdin: bool,
     },
+    /// Keep definitions and live XML in line with policies and leases, as a service.
+    Agent {
+        /// Write metrics to FILE, for node_exporter's textfile collector.
+        #[arg(long, value_name = "FILE")]
+        metrics: Option<PathBuf>,
+        /// Do what there is to do now, and end.
+        #[arg(long)]
+        once: bool,
+    },
     /// Rebuild the leases from the VMs that run, by where their threads are.
     Reconcile,
 }
@@ -175,7 +184,8 @@ impl Verb {
 
     /// Whether the verb changes the machine or asks its libvirt, so that a description cannot stand in for it.
     fn needs_this_machine(&self) -> bool {
-        matches!(self, Verb::Install { .. } | Verb::Uninstall | Verb::Sync { .. } | Verb::Reconcile) || self.defines()
+        matches!(self, Verb::Install { .. } | Verb::Uninstall | Verb::Sync { .. } | Verb::Agent { .. } | Verb::Reconcile)
+            || self.defines()
     }
 
     /// Whether the verb changes a definition.
@@ -295,6 +305,9 @@ fn run(arguments: Arguments) -> Result<Answer> {
         Verb::Install { hook } => install::install(&context, hook.as_deref()),
         Verb::Uninstall => install::uninstall(&context),
         Verb::Sync { domain, after_stdin } => sync::sync(&context, &domain, after_stdin),
+        Verb::Agent { metrics, once } => {
+            crate::agent::run(&context.root, metrics.as_deref(), once).map(|()| String::new())
+        }
         Verb::Reconcile => reconcile::reconcile(&context),
     };
     let text = text?;
