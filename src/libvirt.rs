@@ -83,7 +83,8 @@ impl Libvirt {
             Enum::Known(ErrorNumber::NoDomain) => Ok(None),
             _ => Err(failed(&format!("find the domain \"{}\"", printable(domain)), &error)),
         };
-        let by_uuid = DomainUuid::parse(domain).map(|uuid| self.connect.lookup_domain_by_uuid_string(&uuid.to_string()));
+        let by_uuid =
+            DomainUuid::parse(domain).map(|uuid| self.connect.lookup_domain_by_uuid_string(&uuid.to_string()));
         let found = match by_uuid {
             Some(Ok(found)) => Some(found),
             _ => self.connect.lookup_domain_by_name(domain).map(Some).or_else(absent)?,

@@ -45,7 +45,9 @@ impl Report {
     pub fn parse(text: &str) -> Option<Report> {
         let fields: Vec<&str> = text.split(' ').collect();
         let [operation, code, refused, micros] = fields[..] else { return None };
-        let word = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_lowercase() || b".-".contains(&byte));
+        let word = |text: &str| {
+            !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_lowercase() || b".-".contains(&byte))
+        };
         (word(operation) && word(code)).then_some(())?;
         Some(Report {
             operation: operation.to_owned(),
@@ -60,6 +62,13 @@ impl Report {
         if let Ok(socket) = connect(root) {
             let _ = socket.send(self.render().as_bytes());
         }
+    }
+}
+
+/// Wakes the agent, if there is one, with nothing to say.
+pub fn wake(root: &Root) {
+    if let Ok(socket) = connect(root) {
+        let _ = socket.send(b"-");
     }
 }
 

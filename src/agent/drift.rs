@@ -39,13 +39,24 @@ impl Drift {
         Some(first.saturating_duration_since(Instant::now()))
     }
 
-    /// Looks at the VMs that run; the second look decides. Returns those whose threads were moved back.
-    pub(super) fn look(&mut self, root: &Root, leases: &Leases, repair: bool, voice: &Voice) -> Vec<DomainUuid> {
+    /// Looks at those of the VMs that run, and at suspects; the second look decides. Returns whose threads were moved back.
+    pub(super) fn look(
+        &mut self,
+        root: &Root,
+        leases: &Leases,
+        which: &dyn Fn(&Lease) -> bool,
+        repair: &dyn Fn() -> bool,
+        voice: &Voice,
+    ) -> Vec<DomainUuid> {
         let mut repaired = Vec::new();
         let runs = |uuid: &DomainUuid| leases.get(*uuid).is_some_and(|lease| lease.state == State::Running);
         self.known.retain(|uuid, _| runs(uuid));
         self.suspects.retain(|uuid, _| runs(uuid));
-        for lease in leases.iter().filter(|lease| lease.state == State::Running) {
+        let running = leases.iter().filter(|lease| lease.state == State::Running);
+        let now = Instant::now();
+        let due = |suspects: &BTreeMap<DomainUuid, Instant>, uuid| suspects.get(uuid).is_some_and(|due| *due <= now);
+        let chosen: Vec<&Lease> = running.filter(|lease| which(lease) || due(&self.suspects, &lease.uuid)).collect();
+        for lease in chosen {
             let Some(what) = astray(root, lease) else {
                 self.suspects.remove(&lease.uuid);
                 if self.known.remove(&lease.uuid).is_some() {
@@ -53,7 +64,7 @@ impl Drift {
                 }
                 continue;
             };
-            if self.known.get(&lease.uuid) == Some(&what) && !repair {
+            if self.known.get(&lease.uuid) == Some(&what) && !repair() {
                 continue;
             }
             let due = *self.suspects.entry(lease.uuid).or_insert_with(|| Instant::now() + SETTLES);
@@ -62,7 +73,7 @@ impl Drift {
             }
             self.suspects.remove(&lease.uuid);
             self.found += 1;
-            if repair && super::move_back(root, lease, voice) {
+            if repair() && super::move_back(root, lease, voice) {
                 self.repaired += 1;
                 self.known.remove(&lease.uuid);
                 let message = format!("{what}: moved back (repair_drift = true)");

@@ -17,6 +17,7 @@ use crate::error::{Code, Error, Result, counted};
 use crate::host::root::Root;
 use crate::libvirt::Libvirt;
 use crate::lock;
+use crate::report;
 use crate::uuid::DomainUuid;
 
 /// Something to ask of libvirt.
@@ -91,6 +92,8 @@ impl Errands {
                 Err(RecvTimeoutError::Disconnected) => return,
             }
             self.work();
+            // What was counted is to be written.
+            report::wake(&self.root);
         }
     }
 

@@ -167,7 +167,11 @@ impl Memory {
         if let Some(after) = libvirt.definition(&id).map_err(Trouble::Unreachable)? {
             if places.kept(root, &after)?.text != after {
                 self.given_up = root.read_if_exists(path)?;
-                voice.warn(domain, Code::DomainInvalid, "libvirt keeps its definition otherwise than it was given: it is left alone");
+                voice.warn(
+                    domain,
+                    Code::DomainInvalid,
+                    "libvirt keeps its definition otherwise than it was given: it is left alone",
+                );
             }
         }
         Ok(true)

@@ -150,7 +150,12 @@ impl Metrics {
             ("virt_pin_drift_repairs_total", "counter", "Times threads were moved back.", drift.repaired),
             ("virt_pin_drifted_domains", "gauge", "VMs with threads astray now.", drift.astray() as u64),
             ("virt_pin_leases_reclaimed_total", "counter", "Leases ended because their VM was gone.", self.reclaimed),
-            ("virt_pin_live_xml_updates_total", "counter", "Live XML brought in line with a lease.", done(&self.done.mirrored)),
+            (
+                "virt_pin_live_xml_updates_total",
+                "counter",
+                "Live XML brought in line with a lease.",
+                done(&self.done.mirrored),
+            ),
             ("virt_pin_definitions_rewritten_total", "counter", "Definitions changed.", done(&self.done.rewritten)),
             ("virt_pin_definitions_left_alone", "gauge", "Definitions given up.", done(&self.done.given_up)),
         ] {

@@ -120,7 +120,8 @@ struct Agent {
 impl Agent {
     fn act(&mut self, wake: &Wake) {
         wake.reports.iter().for_each(|report| self.metrics.count(report));
-        if wake.leases || wake.running || wake.daemon {
+        let all = wake.everybody || wake.daemon;
+        if wake.leases || all || !wake.running.is_empty() {
             match ended::end(&self.root, &self.voice) {
                 Ok(count) => self.metrics.reclaimed += count as u64,
                 Err(error) => self.voice.fail(&error),
@@ -139,8 +140,10 @@ impl Agent {
         if wake.cpus {
             self.after_cpus_changed(&leases);
         }
-        let repair = Settings::read(&self.root).is_ok_and(|settings| settings.repair_drift);
-        for uuid in self.drift.look(&self.root, &leases, repair, &self.voice) {
+        let all = all || wake.leases || wake.cpus || wake.configuration;
+        let which = |lease: &Lease| all || wake.running.contains(&lease.name);
+        let repair = || Settings::read(&self.root).is_ok_and(|settings| settings.repair_drift);
+        for uuid in self.drift.look(&self.root, &leases, &which, &repair, &self.voice) {
             self.send(Errand::Mirror(uuid));
         }
         self.metrics.write(&self.root, &self.drift, &self.voice);

@@ -4,7 +4,7 @@
 //! libvirt's own events are not needed: what it knows of definitions and running VMs it writes into files, by rename, before a
 //! call returns. So no connection is held, and a daemon that ends when it is idle ends.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixDatagram;
@@ -54,8 +54,10 @@ pub(super) struct Wake {
     pub(super) configuration: bool,
     /// The leases.
     pub(super) leases: bool,
-    /// Files of running VMs.
-    pub(super) running: bool,
+    /// Names of VMs whose runtime files have changed.
+    pub(super) running: BTreeSet<String>,
+    /// Whatever runs is to be looked at.
+    pub(super) everybody: bool,
     /// A daemon has started.
     pub(super) daemon: bool,
     /// CPUs have come or gone.
@@ -73,7 +75,8 @@ impl Wake {
             definitions: true,
             configuration: true,
             leases: true,
-            running: true,
+            running: BTreeSet::new(),
+            everybody: true,
             daemon: true,
             cpus: true,
             reports: Vec::new(),
@@ -153,7 +156,8 @@ impl Watch {
                 | AddWatchFlags::IN_ONLYDIR
                 // One that is watched for its own sake keeps being so.
                 | AddWatchFlags::from_bits_retain(nix::libc::IN_MASK_ADD);
-            let above = wanted.ancestors().skip(1).find_map(|dir| Some((dir, self.inotify.add_watch(dir, appears).ok()?)));
+            let above =
+                wanted.ancestors().skip(1).find_map(|dir| Some((dir, self.inotify.add_watch(dir, appears).ok()?)));
             if let Some((dir, descriptor)) = above {
                 self.watched.entry(raw(descriptor)).or_insert_with(|| (dir.to_owned(), None, descriptor));
                 waits = true;
@@ -225,7 +229,10 @@ impl Watch {
                     Some(About::Configuration) => wake.configuration = true,
                     Some(About::Leases) => wake.leases |= name == "leases.json",
                     Some(About::Running) if name == DRIVER => wake.daemon = true,
-                    Some(About::Running) => wake.running |= name.ends_with(".xml") || name.ends_with(".pid"),
+                    Some(About::Running) => {
+                        let domain = name.strip_suffix(".xml").or_else(|| name.strip_suffix(".pid"));
+                        wake.running.extend(domain.map(str::to_owned));
+                    }
                     None => {}
                 }
             }
@@ -238,7 +245,7 @@ impl Watch {
                 wake.definitions = true;
                 wake.configuration = true;
                 wake.leases = true;
-                wake.running = true;
+                wake.everybody = true;
             }
         }
     }
@@ -268,8 +275,7 @@ impl Watch {
 /// The kernel's announcements of devices.
 fn kernel() -> io::Result<OwnedFd> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-    let kernel =
-        socket(AddressFamily::Netlink, SockType::Datagram, flags, SockProtocol::NetlinkKObjectUEvent)?;
+    let kernel = socket(AddressFamily::Netlink, SockType::Datagram, flags, SockProtocol::NetlinkKObjectUEvent)?;
     // Group 1 is the kernel's own; 2 is udev's.
     bind(kernel.as_raw_fd(), &NetlinkAddr::new(0, 1))?;
     Ok(kernel)

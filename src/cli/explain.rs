@@ -271,7 +271,9 @@ fn render(view: &View<'_>) -> String {
         out.push_str(&format!("  note: {}\n", printable(&advice.message)));
     }
     if view.tells_otherwise {
-        out.push_str("  note: the XML tells the guest otherwise; `virt-pin transform --shape-only` prints what would not\n");
+        out.push_str(
+            "  note: the XML tells the guest otherwise; `virt-pin transform --shape-only` prints what would not\n",
+        );
     }
     out
 }

@@ -39,9 +39,7 @@ struct View<'l> {
 impl<'l> From<&'l Lease> for View<'l> {
     fn from(lease: &'l Lease) -> View<'l> {
         let plan = lease.plan();
-        let set = |of: &dyn Fn(&Plan) -> CpuSet| {
-            plan.map(|plan| of(plan).to_string()).unwrap_or_default()
-        };
+        let set = |of: &dyn Fn(&Plan) -> CpuSet| plan.map(|plan| of(plan).to_string()).unwrap_or_default();
         let why = match &lease.holds {
             Holds::Degraded { code, reason, .. } => Some((code.name(), reason.as_str())),
             Holds::Dedicated(_) | Holds::Static(_) => None,

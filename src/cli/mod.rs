@@ -184,8 +184,10 @@ impl Verb {
 
     /// Whether the verb changes the machine or asks its libvirt, so that a description cannot stand in for it.
     fn needs_this_machine(&self) -> bool {
-        matches!(self, Verb::Install { .. } | Verb::Uninstall | Verb::Sync { .. } | Verb::Agent { .. } | Verb::Reconcile)
-            || self.defines()
+        matches!(
+            self,
+            Verb::Install { .. } | Verb::Uninstall | Verb::Sync { .. } | Verb::Agent { .. } | Verb::Reconcile
+        ) || self.defines()
     }
 
     /// Whether the verb changes a definition.

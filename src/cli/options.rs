@@ -17,7 +17,8 @@ impl Args for Policy {
         let command = command.arg(whole.help("The same as --cores whole"));
         ATTRIBUTES.iter().filter(|attribute| attribute.name != "policy").fold(command, |command, attribute| {
             let value = if attribute.values.is_empty() { "LIST" } else { "VALUE" };
-            let values = if attribute.values.is_empty() { String::new() } else { format!("[{}] ", attribute.values.join(", ")) };
+            let values =
+                if attribute.values.is_empty() { String::new() } else { format!("[{}] ", attribute.values.join(", ")) };
             let help = format!("{values}{}", attribute.meaning);
             command.arg(Arg::new(attribute.name).long(attribute.name).value_name(value).help(help))
         })

@@ -174,7 +174,8 @@ impl Event<'_> {
         drop(state);
         let advice = quality::advise(&situation.supply(), &wish.request, &plan);
         let advice = advice.map(|advice| format!("; it {}", advice.sentence())).unwrap_or_default();
-        let told = told.map(|told| format!("; {told} (`virt-pin define` or the agent corrects it)")).unwrap_or_default();
+        let told =
+            told.map(|told| format!("; {told} (`virt-pin define` or the agent corrects it)")).unwrap_or_default();
         self.record(None, Some(&plan.exclusive()), &format!("lease granted{advice}{told}"));
         Ok(output)
     }

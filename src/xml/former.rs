@@ -89,11 +89,16 @@ pub fn restored(text: &str) -> Result<String> {
     if is_ours("wrote-numatune", &said.numatune) {
         domain.first(&["numatune"]).into_iter().for_each(|numatune| changes.remove(numatune));
     }
+    take_out(&domain, element, &mut changes);
+    Ok(changes.into_edits()?.apply(text))
+}
+
+/// Takes an element out of `<metadata>`, and that as well if nothing else is in it.
+pub(super) fn take_out<'d, 't>(domain: &'d Domain<'t>, element: Node<'d, 't>, changes: &mut Changes<'d, 't>) {
     match domain.first(&["metadata"]).filter(|metadata| metadata.children().filter(Node::is_element).count() == 1) {
         Some(metadata) => changes.remove(metadata),
         None => changes.remove(element),
     }
-    Ok(changes.into_edits()?.apply(text))
 }
 
 /// The shaped document with what `owner`, the one it was made from, had in its place; unchanged where nothing was written.
@@ -117,7 +122,7 @@ pub(super) fn remember(owner: &Domain<'_>, shaped: &str) -> Result<String> {
     let mut changes = Changes::of(&domain);
     match domain.first(&["metadata"]) {
         Some(metadata) => {
-            let last = metadata.children().filter(Node::is_element).last();
+            let last = metadata.children().rfind(Node::is_element);
             changes.insert(metadata, last, element);
         }
         None => changes.insert_below(&domain, "metadata", &[], vec![element]),

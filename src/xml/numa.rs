@@ -156,7 +156,10 @@ pub(super) fn cells_said(domain: &Domain<'_>) -> Option<String> {
 pub(super) fn tune_said(domain: &Domain<'_>) -> Option<String> {
     let nodes = |node: Node<'_, '_>| {
         let nodes = node.attribute("nodeset").map(CpuSet::parse_libvirt_cpuset).and_then(std::result::Result::ok);
-        (node.attribute("mode").unwrap_or("strict").to_owned(), nodes.map(|nodes| nodes.to_string()).unwrap_or_default())
+        (
+            node.attribute("mode").unwrap_or("strict").to_owned(),
+            nodes.map(|nodes| nodes.to_string()).unwrap_or_default(),
+        )
     };
     let all = domain.first(&["numatune", "memory"]).map(|memory| {
         let (mode, nodes) = nodes(memory);

@@ -6,7 +6,7 @@ use roxmltree::Node;
 use super::layout::{Element, ROOT};
 use super::pin::Changes;
 use super::policy::NAMESPACE;
-use super::{Domain, invalid, read, topology};
+use super::{Domain, former, invalid, read};
 use crate::error::Result;
 
 /// The document with a policy element of these attributes, instead of the one it may have.
@@ -32,7 +32,7 @@ pub fn with_policy(text: &str, attributes: Vec<(&'static str, String)>) -> Resul
 pub fn without_policy(text: &str) -> Result<String> {
     let domain = Domain::parse(text)?;
     let mut changes = Changes::of(&domain);
-    policy(&domain).into_iter().for_each(|policy| changes.remove(policy));
+    policy(&domain).into_iter().for_each(|policy| former::take_out(&domain, policy, &mut changes));
     Ok(changes.into_edits()?.apply(text))
 }
 
@@ -67,7 +67,13 @@ pub fn with_vcpus(text: &str, count: u16) -> Result<String> {
             invalid(format!("its topology of {guest} cannot be made of {count} vCPUs by another number of cores"))
                 .with_hint("choose another number, or take <topology> out with `virsh edit`")
         })?;
-        changes.replace(element, &topology::element(crate::alloc::plan::GuestTopology { cores, ..guest }));
+        if cores != guest.cores {
+            changes.set(element, "cores", &cores.to_string(), None);
+            // Counted into the cores.
+            if element.has_attribute("clusters") {
+                changes.set(element, "clusters", "1", None);
+            }
+        }
     }
     Ok(changes.into_edits()?.apply(text))
 }

@@ -85,7 +85,7 @@ fn shape(topology: Node<'_, '_>) -> Result<Shape> {
     })
 }
 
-pub(super) fn element(guest: GuestTopology) -> Element {
+fn element(guest: GuestTopology) -> Element {
     let GuestTopology { sockets, dies, cores, threads } = guest;
     let parts = [("sockets", sockets), ("dies", dies), ("cores", cores), ("threads", threads)];
     // An old libvirt does not know dies; one of them need not be said.

@@ -11,9 +11,10 @@
 //!
 //! `image` builds the disk (by `image.sh`), `shape` says what the machine is, `vm` runs QEMU, `snapshot` boots it once, `host` is
 //! a clone for a test, `cache` keeps what is slow, `wire` is how one talks with them, `needs` knows whether to run at all.
-//! `leases` holds what virt-pin promises there; this file tests the test bed. `make test-host` runs it; a plain `cargo test`
+//! `leases` holds what virt-pin promises there, `agent` what its service does; this file tests the test bed. `make test-host` runs it; a plain `cargo test`
 //! only says so.
 
+mod agent;
 mod cache;
 #[path = "../guest/mod.rs"]
 mod guest;

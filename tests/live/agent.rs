@@ -89,7 +89,9 @@ fn definitions_have_the_shape_of_their_places_and_give_it_back() {
     daemon.define(&dedicated("web"));
     daemon.wait_for_topology("web", TRUE);
     let shaped = daemon.inactive("web");
-    assert!(shaped.contains("topology=\"sockets=2 dies=1 cores=1 threads=1\"") || shaped.contains("urn:virt-pin:former:1"));
+    assert!(
+        shaped.contains("topology=\"sockets=2 dies=1 cores=1 threads=1\"") || shaped.contains("urn:virt-pin:former:1")
+    );
     assert!(!shaped.contains("vcpupin") && !shaped.contains("cpuset"), "{shaped}");
 
     // What nobody has changed is left alone, whoever defines it again.
@@ -127,11 +129,16 @@ fn definitions_have_the_shape_of_their_places_and_give_it_back() {
 
     // Without the policy the owner's topology is back, and nothing of ours.
     daemon.virsh(&["metadata", "web", "urn:virt-pin:domain:1", "--remove", "--config"]).ok();
-    daemon.wait_for_topology("web", "sockets='2' cores='1' threads='1'".replace("' cores", "' dies='1' cores").as_str());
+    daemon
+        .wait_for_topology("web", "sockets='2' cores='1' threads='1'".replace("' cores", "' dies='1' cores").as_str());
     daemon.wait_until("nothing of ours is left", |daemon| !daemon.inactive("web").contains("virt-pin"));
     // A shared policy is none.
     let shared = owned("early").policy("policy='shared'");
-    daemon.put("/run/early.xml", 0o600, daemon.inactive("early").replace("'dedicated'", "'shared'").replace("\"dedicated\"", "\"shared\"").as_bytes());
+    daemon.put(
+        "/run/early.xml",
+        0o600,
+        daemon.inactive("early").replace("'dedicated'", "'shared'").replace("\"dedicated\"", "\"shared\"").as_bytes(),
+    );
     daemon.virsh(&["define", "/run/early.xml"]).ok();
     daemon.wait_for_topology("early", OWN);
     assert_eq!(shared.name, "early");
@@ -204,7 +211,8 @@ fn daemons_may_come_and_go() {
     daemon.define(&dedicated("late"));
     daemon.wait_for_topology("late", TRUE);
     // One that appears while there is no daemon to ask.
-    let file = daemon.inactive("late").replace("late", "found").replace(&dedicated("late").uuid(), &dedicated("found").uuid());
+    let file =
+        daemon.inactive("late").replace("late", "found").replace(&dedicated("late").uuid(), &dedicated("found").uuid());
     let unshaped = file.replace(TRUE, "sockets='2' cores='1' threads='1'");
     daemon.stop_daemon();
     daemon.put("/etc/libvirt/qemu/found.xml", 0o600, unshaped.as_bytes());
@@ -220,7 +228,8 @@ fn daemons_may_come_and_go() {
     daemon.wait_until("it is dead", |daemon| !daemon.exec(&["pgrep", "qemu-system"]).status.success());
     let agent = daemon.start_agent();
     daemon.wait_until("its lease has ended", |daemon| {
-        daemon.file("/run/virt-pin/leases.json").contains("\"leases\":[]") && daemon.log().contains("its QEMU has ended")
+        daemon.file("/run/virt-pin/leases.json").contains("\"leases\":[]")
+            && daemon.log().contains("its QEMU has ended")
     });
     daemon.start_daemon();
     daemon.stop_agent(agent);
@@ -269,7 +278,8 @@ fn metrics_are_in_the_text_format() {
     assert_eq!(names.len(), families.len(), "each family once");
     for sample in ["prepare", "started"] {
         let count = daemon.metric(&format!("virt_pin_hook_duration_seconds_count{{operation=\"{sample}\"}}")).unwrap();
-        let all = daemon.metric(&format!("virt_pin_hook_duration_seconds_bucket{{operation=\"{sample}\",le=\"+Inf\"}}"));
+        let all =
+            daemon.metric(&format!("virt_pin_hook_duration_seconds_bucket{{operation=\"{sample}\",le=\"+Inf\"}}"));
         assert!(count >= 1.0 && all == Some(count), "{text}");
     }
     assert_eq!(daemon.metric("virt_pin_cpus{node=\"0\",pool=\"dedicated\"}"), Some(1.0));
@@ -293,8 +303,7 @@ fn define_and_start_race_with_the_agent() {
         let script = format!("define {file}; start web");
         let both = ["virsh", "-q", "-c", "qemu:///system", &script];
         let apart = format!("virsh -q define {file} && virsh -q start web");
-        let started =
-            if round % 2 == 0 { daemon.exec(&both) } else { daemon.exec(&["bash", "-c", &apart]) };
+        let started = if round % 2 == 0 { daemon.exec(&both) } else { daemon.exec(&["bash", "-c", &apart]) };
         started.ok();
         let live = daemon.virsh(&["dumpxml", "web"]).ok();
         let lease = daemon.exec(&["virt-pin", "lease", "web"]).ok();
@@ -323,7 +332,10 @@ fn commands_change_definitions() {
     daemon.define(&owned("web"));
     let before = daemon.inactive("web");
     let said = daemon.exec(&["virt-pin", "enable", "web", "--dedicated-vcpus", "0"]).ok();
-    assert!(said.contains("will have CPUs of its own; the guest is told of 2 cores of 1 thread. It takes effect"), "{said}");
+    assert!(
+        said.contains("will have CPUs of its own; the guest is told of 2 cores of 1 thread. It takes effect"),
+        "{said}"
+    );
     let enabled = daemon.inactive("web");
     assert!(enabled.contains(TRUE) && enabled.contains("dedicated-vcpus"), "{enabled}");
     daemon.start_guest("web").ok();

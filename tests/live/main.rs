@@ -13,7 +13,6 @@
 //! must be there. `leases` holds what virt-pin itself promises, `agent` what its agent does; this file tests the test bed, with a stand-in for the hook.
 //! Where a machine cannot run them they say so and pass; `VIRT_PIN_LIVE=required` makes them fail instead.
 
-
 mod agent;
 #[path = "../guest/mod.rs"]
 mod guest;

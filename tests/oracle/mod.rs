@@ -1,5 +1,6 @@
 //! What others say about documents: libvirt's schema (through xmllint) and libvirt itself (its test driver needs no
 //! daemon).
+#![allow(dead_code, reason = "each test program uses its part")]
 
 use std::io::Write as _;
 use std::path::Path;
@@ -46,7 +47,8 @@ pub(crate) fn kept_by_libvirt(document: &[u8]) -> Option<String> {
     file.write_all(&for_test_driver(document)).unwrap();
     // The test driver forgets everything with its connection.
     let script = format!("define {}; dumpxml --inactive --security-info '{name}'", file.path().display());
-    let output = Command::new("virsh").args(["-q", "-c", "test:///default", &script]).stdin(Stdio::null()).output().ok()?;
+    let output =
+        Command::new("virsh").args(["-q", "-c", "test:///default", &script]).stdin(Stdio::null()).output().ok()?;
     let kept = String::from_utf8(output.stdout).ok().filter(|_| output.status.success())?;
     Some(kept.split_once("<domain").map(|(_, rest)| format!("<domain{rest}"))?.trim_end().to_owned())
 }
