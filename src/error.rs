@@ -2,8 +2,8 @@
 //!
 //! Every failure of the library is an [`Error`]: a stable [`Code`], one sentence that says what was asked, what was
 //! found and where, an optional hint that says what to do, and the causes below it. [`Code::all`] lists the one table of
-//! codes: the exit status, the README's reference and the tests are read from it. This module does no I/O; it never
-//! decides whether an error may stop a VM (that is `hook::Operation`'s knowledge).
+//! codes: the exit status, the README's reference and the tests are read from it, and this file is long because of it. This
+//! module does no I/O; it never decides whether an error may stop a VM (that is `hook::Operation`'s knowledge).
 
 mod room;
 
@@ -254,9 +254,8 @@ const TABLE: &[Row] = &[
         name: "cpu.xml.topology",
         exit: 29,
         retry: false,
-        meaning: "the XML tells the guest other cores, threads or NUMA cells than its lease has, and its policy says \
-                  topology=\"require\"",
-        advice: "`virt-pin define FILE` writes them into the XML, and so does `virt-pin agent` by itself",
+        meaning: "the XML tells the guest of other cores than its lease has, and its policy says topology=\"require\"",
+        advice: "`virt-pin define FILE` writes the true ones into the XML, and so does the agent",
     },
     Row {
         code: Code::TopologyUnreadable,

@@ -120,6 +120,10 @@ struct Agent {
 impl Agent {
     fn act(&mut self, wake: &Wake) {
         wake.reports.iter().for_each(|report| self.metrics.count(report));
+        // First, for whoever defines a VM starts it next.
+        if wake.definitions || wake.configuration || wake.cpus || wake.daemon {
+            self.send(Errand::Keep);
+        }
         let all = wake.everybody || wake.daemon;
         if wake.leases || all || !wake.running.is_empty() {
             match ended::end(&self.root, &self.voice) {
@@ -133,9 +137,6 @@ impl Agent {
         };
         if wake.leases || wake.daemon {
             self.mirror(&leases);
-        }
-        if wake.definitions || wake.configuration || wake.cpus || wake.daemon {
-            self.send(Errand::Keep);
         }
         if wake.cpus {
             self.after_cpus_changed(&leases);

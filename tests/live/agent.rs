@@ -294,7 +294,7 @@ fn metrics_are_in_the_text_format() {
 fn define_and_start_race_with_the_agent() {
     let Some(daemon) = Libvirtd::start(&Options::virt_pin(ONE)) else { return };
     let agent = daemon.start_agent();
-    let rounds: u32 = std::env::var("VIRT_PIN_RACES").ok().map_or(20, |rounds| rounds.parse().unwrap());
+    let rounds: u32 = std::env::var_os("VIRT_PIN_RACES").map_or(20, |rounds| rounds.to_str().unwrap().parse().unwrap());
     daemon.define(&dedicated("web"));
     let file = format!("/run/{}.xml", dedicated("web").uuid());
     let (mut won, begun) = (0, Instant::now());
