@@ -1,5 +1,7 @@
 //! `virt-pin agent` as a service of a whole host.
 
+use serde_json::Value;
+
 use crate::guest::Guest;
 use crate::host::Host;
 use crate::shape::Shape;
@@ -27,33 +29,37 @@ fn the_agent_is_a_service() {
     let big = inactive(&host, "big");
     assert!(big.contains("<memnode cellid='1' mode='strict' nodeset='1'/>") && !big.contains("vcpupin"), "{big}");
 
-    host.virsh(&["start", "web"]).ok();
-    host.wait_until("the live XML shows the lease", |host| {
-        host.virsh(&["dumpxml", "web"]).ok().contains("<vcpupin vcpu='3' cpuset='5'/>")
-    });
-    host.virsh(&["start", "big"]).ok();
+    let leased = |host: &Host, name: &str| -> Vec<String> {
+        let lease: Value = serde_json::from_str(&host.exec(&["virt-pin", "--json", "lease", name]).ok()).unwrap();
+        lease["vcpus"].as_array().unwrap().iter().map(ToString::to_string).collect()
+    };
     let cpus = |host: &Host, name: &str| {
         let threads = host.threads(name);
         threads.iter().take(4).map(|thread| thread.cpus.clone()).collect::<Vec<_>>()
     };
-    assert_eq!(cpus(&host, "web"), ["2", "3", "4", "5"]);
-    assert_eq!(cpus(&host, "big"), ["6", "7", "10", "11"]);
+    let shows = |host: &Host, name: &str, cpus: &[String]| {
+        let xml = host.virsh(&["dumpxml", name]).ok();
+        (0..).zip(cpus).all(|(vcpu, cpu)| xml.contains(&format!("<vcpupin vcpu='{vcpu}' cpuset='{cpu}'/>")))
+    };
+    host.virsh(&["start", "web"]).ok();
+    let web = leased(&host, "web");
+    host.wait_until("the live XML shows the lease", |host| shows(host, "web", &web));
+    host.virsh(&["start", "big"]).ok();
+    assert_eq!((cpus(&host, "web"), cpus(&host, "big")), (web.clone(), leased(&host, "big")));
     let lease = host.exec(&["virt-pin", "lease", "big"]).ok();
     assert!(!lease.contains("Note:"), "{lease}");
 
     // A CPU that goes takes its vCPU elsewhere; back again, so is the vCPU.
-    host.sh("echo 0 >/sys/devices/system/cpu/cpu3/online").ok();
-    host.wait_until("it is said", |host| {
-        host.sh("journalctl -t virt-pin DOMAIN=web").ok().contains("its lease says 3")
-    });
-    host.sh("echo 1 >/sys/devices/system/cpu/cpu3/online").ok();
-    host.wait_until("it is back", |host| cpus(host, "web") == ["2", "3", "4", "5"]);
+    let online = |online: u8| format!("echo {online} >/sys/devices/system/cpu/cpu{}/online", web[1]);
+    host.sh(&online(0)).ok();
+    let said = format!("its lease says {}", web[1]);
+    host.wait_until("it is said", |host| host.sh("journalctl -t virt-pin DOMAIN=web").ok().contains(&said));
+    host.sh(&online(1)).ok();
+    host.wait_until("it is back", |host| cpus(host, "web") == web);
     // Somebody's hand is put right.
-    host.virsh(&["vcpupin", "web", "0", "4", "--live"]).ok();
-    host.wait_until("it is moved back", |host| cpus(host, "web") == ["2", "3", "4", "5"]);
-    host.wait_until("and its live XML says so", |host| {
-        host.virsh(&["dumpxml", "web"]).ok().contains("<vcpupin vcpu='0' cpuset='2'/>")
-    });
+    host.virsh(&["vcpupin", "web", "0", &web[2], "--live"]).ok();
+    host.wait_until("it is moved back", |host| cpus(host, "web") == web);
+    host.wait_until("and its live XML says so", |host| shows(host, "web", &web));
 
     // Debian's daemon ends when it is idle, and its socket starts it again.
     host.exec(&["systemctl", "stop", "libvirtd.service"]).ok();
@@ -68,8 +74,8 @@ fn the_agent_is_a_service() {
     assert!(check.stdout.lines().any(|line| line.trim_start().starts_with("agent: runs") && line.ends_with("PASS")));
     let metrics = host.file("/run/virt-pin.prom");
     for sample in [
-        "virt_pin_cpus{node=\"0\",pool=\"dedicated\"} 6",
-        "virt_pin_cpus{node=\"1\",pool=\"dedicated\"} 2",
+        "virt_pin_cpus{node=\"0\",pool=\"dedicated\"} 6\n",
+        "virt_pin_cpus{node=\"1\",pool=\"dedicated\"} 2\n",
         "virt_pin_leases{kind=\"dedicated\",state=\"running\"} 2",
     ] {
         assert!(metrics.contains(sample), "{sample} is not in\n{metrics}");
