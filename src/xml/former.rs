@@ -17,7 +17,7 @@ use roxmltree::Node;
 
 use super::layout::Element;
 use super::pin::Changes;
-use super::{Domain, numa, read, topology};
+use super::{Domain, children, numa, read, topology};
 use crate::error::Result;
 
 /// The namespace: one element of each is all that libvirt keeps.
@@ -79,8 +79,21 @@ pub fn restored(text: &str) -> Result<String> {
         // A topology for another number of vCPUs cannot be defined any more.
         let count = u64::from(read::vcpu_count(&domain)?);
         match remembered.get("topology").and_then(|former| parse(former)).filter(|former| product(former) == count) {
-            Some(former) => changes.replace(topology, &Element::new("topology", former)),
-            None => changes.remove(topology),
+            Some(former) => {
+                for (name, count) in &former {
+                    if topology.attribute(*name) != Some(count) {
+                        changes.set(topology, name, count, None);
+                    }
+                }
+                let added = topology::PARTS.into_iter().filter(|part| !former.iter().any(|(name, _)| name == part));
+                added.for_each(|part| changes.unset(topology, part));
+            }
+            // With those behind it, which are nobody's as long as there is a first.
+            None => topology
+                .parent()
+                .into_iter()
+                .flat_map(|cpu| children(cpu, "topology"))
+                .for_each(|one| changes.remove(one)),
         }
     }
     if is_ours("wrote-numa", &said.numa) {
@@ -95,10 +108,11 @@ pub fn restored(text: &str) -> Result<String> {
 
 /// Takes an element out of `<metadata>`, and that as well if nothing else is in it.
 pub(super) fn take_out<'d, 't>(domain: &'d Domain<'t>, element: Node<'d, 't>, changes: &mut Changes<'d, 't>) {
-    match domain.first(&["metadata"]).filter(|metadata| metadata.children().filter(Node::is_element).count() == 1) {
-        Some(metadata) => changes.remove(metadata),
-        None => changes.remove(element),
-    }
+    let other = |child: Node<'_, '_>| {
+        child != element && !(child.is_text() && child.text().unwrap_or_default().trim().is_empty())
+    };
+    let empty = |metadata: &Node<'_, '_>| metadata.attributes().len() == 0 && !metadata.children().any(other);
+    changes.remove(domain.first(&["metadata"]).filter(empty).unwrap_or(element));
 }
 
 /// The shaped document with what `owner`, the one it was made from, had in its place; unchanged where nothing was written.
@@ -109,8 +123,11 @@ pub(super) fn remember(owner: &Domain<'_>, shaped: &str) -> Result<String> {
     let domain = Domain::parse(shaped)?;
     let (before, now) = (Said::by(owner), Said::by(&domain));
     let mut attributes = vec![(PREFIX, NAMESPACE.to_owned())];
-    if let Some(wrote) = now.topology.filter(|_| before.topology != Said::by(&domain).topology) {
-        attributes.push(("topology", topology::written(owner).unwrap_or_else(|| NONE.to_owned())));
+    if let Some(wrote) = now.topology.filter(|wrote| before.topology.as_ref() != Some(wrote)) {
+        // One that libvirt refuses is not worth coming back.
+        let count = u64::from(read::vcpu_count(owner)?);
+        let fits = |former: &String| parse(former).is_some_and(|parts| product(&parts) == count);
+        attributes.push(("topology", topology::written(owner).filter(fits).unwrap_or_else(|| NONE.to_owned())));
         attributes.push(("wrote-topology", wrote));
     }
     attributes.extend(now.numa.filter(|_| before.numa.is_none()).map(|wrote| ("wrote-numa", wrote)));

@@ -28,11 +28,13 @@ pub(super) fn said(domain: &Domain<'_>) -> Option<String> {
     Some(format!("sockets={sockets} dies={dies} cores={cores} threads={threads}"))
 }
 
-/// The topology of the document as it is written, attribute by attribute.
+/// The topology of the document as it is written, attribute by attribute; `None` where there is none, or nonsense in it.
 pub(super) fn written(domain: &Domain<'_>) -> Option<String> {
     let topology = domain.first(&["cpu", "topology"])?;
-    let part = |name: &str| Some(format!("{name}={}", number(topology.attribute(name)?)?));
-    Some(PARTS.into_iter().filter_map(part).collect::<Vec<_>>().join(" "))
+    let there = PARTS.into_iter().filter(|name| topology.has_attribute(*name));
+    let parts: Option<Vec<_>> =
+        there.map(|name| Some(format!("{name}={}", number(topology.attribute(name)?)?))).collect();
+    parts.map(|parts| parts.join(" "))
 }
 
 /// Corrects the topology of the document; one that says the same already stays as it is spelled. Returns the one to add
