@@ -49,3 +49,4 @@ fuzz:
 install:
 	install -D -m 0755 target/release/virt-pin $(DESTDIR)$(PREFIX)/bin/virt-pin
 	install -D -m 0755 target/release/virt-pin-hook $(DESTDIR)$(PREFIX)/lib/virt-pin/virt-pin-hook
+	install -D -m 0644 packaging/systemd/virt-pin-agent.service $(DESTDIR)$(PREFIX)/lib/systemd/system/virt-pin-agent.service

@@ -286,6 +286,21 @@ impl Situation {
         Ok(plan)
     }
 
+    /// Each defined domain's place on the idle host, or why it has none beside the others; none before [`Situation::among`].
+    pub fn places(&self) -> BTreeMap<DomainUuid, Result<Plan>> {
+        let places = self.demand.as_ref().map(Demand::places).into_iter().flatten();
+        places.map(|(one, plan)| (one.key, plan.clone().map_err(Error::from))).collect()
+    }
+
+    /// What a request gets on the idle host, where nobody else is defined.
+    ///
+    /// # Errors
+    /// The allocator's refusal.
+    pub fn alone(&self, request: &Request) -> Result<Plan> {
+        let topology = self.topology.idle();
+        Ok(alloc::plan(&Supply { topology: &topology, taken: &CpuSet::new(), ..self.supply() }, request)?)
+    }
+
     /// The CPUs set aside for other domains, that start with the host and do not run.
     pub fn reserved(&self) -> CpuSet {
         let runs = |uuid: &DomainUuid| self.running.contains(uuid);

@@ -14,7 +14,7 @@ use crate::error::{Code, Error, Result, printable};
 use crate::host::qemu::DEFINITION_DIR;
 use crate::host::root::Root;
 use crate::uuid::DomainUuid;
-use crate::xml::{Domain, read};
+use crate::xml::{Domain, former, read};
 
 /// Links to the definitions of the domains that start with the host.
 const AUTOSTART_DIR: &str = "/etc/libvirt/qemu/autostart";
@@ -71,6 +71,8 @@ fn definition(root: &Root, settings: &Settings, path: &str, autostart: bool) -> 
     if !settings.has_sections() && !text.contains(NAMESPACES) {
         return Ok(None);
     }
+    // As its owner has it: what we made of a place must not decide where the place is.
+    let text = former::restored(&text)?;
     let domain = Domain::parse(&text)?;
     let identity = read::identity(&domain)?;
     let Wish::Dedicated(wish) = decision::wish(root, &domain, &identity, &|| Ok(settings.clone()))? else {

@@ -49,6 +49,8 @@ pub enum Code {
     StaticConflict,
     /// A dedicated domain's XML also carries pins, and they are not CPUs its lease can have.
     StalePins,
+    /// The XML tells the guest another topology than its lease's, and the policy demands the true one.
+    TopologyOtherwise,
     /// The only room for a domain is set aside for autostart domains that do not run yet.
     Reserved,
     /// VMs without a lease would be left without any CPU.
@@ -262,6 +264,14 @@ const TABLE: &[Row] = &[
         retry: true,
         meaning: "a former QEMU of the same domain is still alive and holds its lease",
         advice: "see what became of the process named in the message; its lease ends with it",
+    },
+    Row {
+        code: Code::TopologyOtherwise,
+        name: "cpu.xml.topology",
+        exit: 29,
+        retry: false,
+        meaning: "the XML tells the guest of other cores than its lease has, and its policy says topology=\"require\"",
+        advice: "`virt-pin define FILE` writes the true ones into the XML, and so does the agent",
     },
     Row {
         code: Code::TopologyUnreadable,

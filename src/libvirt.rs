@@ -8,17 +8,19 @@ use std::process::{Command, Stdio};
 
 use virt::connect::Connect;
 use virt::domain::Domain;
-use virt::sys::{VIR_DOMAIN_AFFECT_LIVE, VIR_DOMAIN_XML_SECURE};
+use virt::enumutil::Enum;
+use virt::error::ErrorNumber;
+use virt::sys::{VIR_DOMAIN_AFFECT_LIVE, VIR_DOMAIN_XML_INACTIVE, VIR_DOMAIN_XML_SECURE};
 
 use crate::cpuset::CpuSet;
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Error, Result, printable};
 use crate::uuid::DomainUuid;
 
 /// The daemon that runs the machine's VMs.
 pub const URI: &str = "qemu:///system";
 
 /// A connection to the machine's QEMU driver.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Libvirt {
     connect: Connect,
 }
@@ -51,6 +53,11 @@ impl Libvirt {
         Ok(Libvirt { connect })
     }
 
+    /// Whether the daemon is still at the other end.
+    pub fn is_alive(&self) -> bool {
+        self.connect.is_alive().unwrap_or(false)
+    }
+
     /// The domain if it runs.
     ///
     /// # Errors
@@ -62,6 +69,41 @@ impl Libvirt {
             .map_err(|error| failed(&format!("find the domain {uuid}"), &error))?;
         let active = domain.is_active().map_err(|error| failed("ask whether the domain runs", &error))?;
         Ok(active.then_some(Running { domain, uuid }))
+    }
+}
+
+impl Libvirt {
+    /// The definition that libvirt keeps of a domain (name or UUID), passwords included; `None` if there is no such domain, or
+    /// only a running one without a definition.
+    ///
+    /// # Errors
+    /// [`Code::LibvirtFailed`].
+    pub fn definition(&self, domain: &str) -> Result<Option<String>> {
+        let absent = |error: virt::error::Error| match error.code() {
+            Enum::Known(ErrorNumber::NoDomain) => Ok(None),
+            _ => Err(failed(&format!("find the domain \"{}\"", printable(domain)), &error)),
+        };
+        let by_uuid =
+            DomainUuid::parse(domain).map(|uuid| self.connect.lookup_domain_by_uuid_string(&uuid.to_string()));
+        let found = match by_uuid {
+            Some(Ok(found)) => Some(found),
+            _ => self.connect.lookup_domain_by_name(domain).map(Some).or_else(absent)?,
+        };
+        let Some(found) = found else { return Ok(None) };
+        if !found.is_persistent().map_err(|error| failed("ask whether the domain is defined", &error))? {
+            return Ok(None);
+        }
+        let text = found.xml_desc(VIR_DOMAIN_XML_INACTIVE | VIR_DOMAIN_XML_SECURE);
+        text.map(Some).map_err(|error| failed("read the definition", &error))
+    }
+
+    /// Defines a domain, anew or instead of its former definition. One that runs goes on as it is.
+    ///
+    /// # Errors
+    /// [`Code::LibvirtFailed`] with what libvirt dislikes.
+    pub fn define(&self, text: &str) -> Result<()> {
+        let defined = self.connect.define_domain_xml(text);
+        defined.map(|_| ()).map_err(|error| failed("define the domain", &error))
     }
 }
 

@@ -59,6 +59,20 @@ impl Journal {
         self.note(Level::WARN, domain, Some(code), None, message);
     }
 
+    /// Notes what concerns no domain alone.
+    pub fn say(&self, code: Option<Code>, message: &str) {
+        if self.dispatch.is_some() {
+            let level = if code.is_some() { Level::WARN } else { Level::INFO };
+            let (domain, uuid, cpus, message) = (String::new(), String::new(), String::new(), printable(message));
+            self.records.borrow_mut().push(Record { domain, uuid, level, code, cpus, message });
+        }
+    }
+
+    /// Whether there is a journal.
+    pub fn is_there(&self) -> bool {
+        self.dispatch.is_some()
+    }
+
     fn note(
         &self,
         level: Level,

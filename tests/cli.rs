@@ -104,6 +104,7 @@ Emulator:       0-1,8-9
 I/O threads:    0-1,8-9
 Nodes:          0
 True topology:  1 core of 2 threads
+Note:           its XML tells the guest nothing of cores and threads, not 1 core of 2 threads
 QEMU pid:       700
 ";
     for domain in ["vm1", &vm.uuid, &vm.uuid.replace('-', "")] {
@@ -300,7 +301,7 @@ It would get:
   NUMA cell 0    vCPU 0 on node 0, 342 MiB
   NUMA cell 1    vCPUs 1-2 on node 1, 682 MiB
   note: spans 2 nodes (0-1) where 1 is possible; it would be so once enough is free on one node
-  note: the XML tells the guest otherwise; `virt-pin transform` prints the <topology>
+  note: the XML tells the guest otherwise; `virt-pin transform --shape-only` prints what would not
 "
     );
     let view = machine.json(&["explain", "db"]);

@@ -517,6 +517,29 @@ fn a_refusal_names_the_moves_that_would_make_room() {
 }
 
 #[test]
+fn a_guest_that_would_be_told_otherwise() {
+    let machine = machine();
+    let before = machine.everything();
+    let vm = |policy: &str, cpu: &str| Vm {
+        policy: Some(format!("policy='dedicated' {policy}")),
+        body: format!("<cpu>{cpu}</cpu>"),
+        ..Vm::new(1, 2)
+    };
+    let (wrong, right) =
+        ("<topology sockets='2' cores='1' threads='1'/>", "<topology sockets='1' cores='1' threads='2'/>");
+    for (cpu, told) in [(wrong, "2 sockets of 1 core of 1 thread"), ("", "nothing of cores and threads")] {
+        let run = machine.event(&vm("topology='require'", cpu), "prepare begin");
+        let refusal = format!("domain \"vm1\": its XML tells the guest {told}, not 1 core of 2 threads");
+        assert_eq!(run.refused(Code::TopologyOtherwise), refusal);
+        assert_eq!(machine.everything(), before);
+    }
+    machine.event(&vm("topology='require'", right), "prepare begin").printed();
+    machine.event(&vm("topology='require'", right), "release end");
+    // Without the demand it starts.
+    machine.event(&vm("", wrong), "prepare begin").printed();
+}
+
+#[test]
 fn errors_in_the_policy_name_what_is_accepted() {
     let machine = machine();
     let before = machine.everything();

@@ -31,6 +31,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("enforce", &["alloc", "cpuset", "error", "host", "lock", "uuid"]),
     ("decision", &["alloc", "config", "cpuset", "enforce", "error", "host", "lock", "uuid", "xml"]),
     ("definitions", &["alloc", "config", "decision", "error", "host", "uuid", "xml"]),
+    ("kept", &["alloc", "config", "decision", "definitions", "error", "host", "uuid", "xml"]),
     ("log", &["cpuset", "error", "host", "uuid"]),
     (
         "relocate",
@@ -49,7 +50,15 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "xml",
         ],
     ),
+    ("report", &["error", "host", "lock"]),
     ("libvirt", &["cpuset", "error", "uuid"]),
+    (
+        "agent",
+        &[
+            "alloc", "config", "cpuset", "decision", "enforce", "error", "host", "kept", "libvirt", "lock", "log",
+            "relocate", "report", "uuid", "xml",
+        ],
+    ),
     (
         "hook",
         &[
@@ -64,6 +73,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "lock",
             "log",
             "relocate",
+            "report",
             "uuid",
             "xml",
         ],
@@ -71,6 +81,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     (
         "cli",
         &[
+            "agent",
             "alloc",
             "config",
             "cpuset",
@@ -79,10 +90,12 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "enforce",
             "error",
             "host",
+            "kept",
             "libvirt",
             "lock",
             "log",
             "relocate",
+            "report",
             "uuid",
             "xml",
         ],
@@ -115,6 +128,7 @@ const PROVOKED: &[(&str, &str, &str)] = &[
     ("StaticConflict", "hook.rs", "every_kind_of_refusal_changes_nothing"),
     ("StalePins", "hook.rs", "every_kind_of_refusal_changes_nothing"),
     ("SharedPoolEmpty", "hook.rs", "nobody_is_left_without_a_cpu"),
+    ("TopologyOtherwise", "hook.rs", "a_guest_that_would_be_told_otherwise"),
     ("Reserved", "hook.rs", "what_is_set_aside_for_autostart_domains"),
     ("StateLocked", "hook.rs", "the_lock_is_waited_for_and_not_for_ever"),
     ("StateCorrupt", "hook.rs", "leases_that_cannot_be_read"),

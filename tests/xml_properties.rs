@@ -246,6 +246,7 @@ fn holds(text: &str, seed: u16, scope: Scope) -> bool {
                 let realtime = Request { policy: realtime(&plan), ..request };
                 let made = invariants::made_realtime(out, &realtime);
                 made.map_err(|error| assert!(matches!(error.code, Code::DomainInvalid | Code::PolicyInvalid))).ok();
+                invariants::shaped(text, &plan).unwrap();
             }
             out.is_ok()
         }

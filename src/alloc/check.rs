@@ -105,7 +105,7 @@ pub fn check(supply: &Supply<'_>, request: &Request, plan: &Plan) -> Result<(), 
     if plan.vcpus.iter().flatten().any(elsewhere) {
         return broken("vCPUs are on the nodes and of the core class asked for");
     }
-    if plan.guest.is_some() != (policy.topology == GuestView::Host) {
+    if plan.guest.is_some() != (policy.topology != GuestView::Keep) {
         return broken("the guest is told of its topology if the policy says so");
     }
     if let Some(guest) = plan.guest {

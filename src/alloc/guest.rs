@@ -17,7 +17,7 @@ const CELL_UNIT: u64 = 1 << 20;
 /// The topology and the NUMA cells for a plan whose CPUs are chosen.
 pub(super) fn told(topology: &Topology, request: &Request, plan: &Plan) -> (Option<GuestTopology>, Vec<PlacedCell>) {
     let cpus: Vec<Option<&Cpu>> = plan.vcpus.iter().map(|own| own.and_then(|cpu| topology.cpu(cpu))).collect();
-    let host = request.policy.topology == GuestView::Host;
+    let host = request.policy.topology != GuestView::Keep;
     let cells = if request.cells.is_empty() {
         if host { made_cells(topology, request, plan, &cpus) } else { Vec::new() }
     } else {

@@ -95,9 +95,10 @@ pub const ATTRIBUTES: &[Attribute] = &[
     },
     Attribute {
         name: "topology",
-        values: &["host", "keep"],
+        values: &["host", "keep", "require"],
         unsupported: &[],
-        meaning: "host = the guest sees its true cores and threads; keep = leave the guest's view alone",
+        meaning: "host = the guest sees its true cores and threads; keep = leave the guest's view alone; require = as host, and a \
+                  start whose XML tells the guest otherwise is refused",
     },
     Attribute {
         name: "locality",
@@ -249,6 +250,8 @@ pub enum GuestView {
     Host,
     /// Whatever its XML says.
     Keep,
+    /// The truth, or no start.
+    Require,
 }
 
 /// A policy of which every part is known and done by this version.
@@ -391,7 +394,11 @@ impl Policy {
                 CoreClass::Performance => word("performance"),
                 CoreClass::Efficiency => word("efficiency"),
             }),
-            "topology" => word(if self.topology == GuestView::Host { "host" } else { "keep" }),
+            "topology" => word(match self.topology {
+                GuestView::Host => "host",
+                GuestView::Keep => "keep",
+                GuestView::Require => "require",
+            }),
             "locality" => word(if self.locality == Locality::None { "none" } else { "devices" }),
             "isolation" => word(match self.isolation {
                 Isolation::Vms => "vms",
@@ -465,6 +472,7 @@ impl Policy {
                 ("core-class", "efficiency") => self.core_class = Some(CoreClass::Efficiency),
                 ("topology", "host") => self.topology = GuestView::Host,
                 ("topology", "keep") => self.topology = GuestView::Keep,
+                ("topology", "require") => self.topology = GuestView::Require,
                 ("locality", "none") => self.locality = Locality::None,
                 ("locality", "devices") => self.locality = Locality::Devices,
                 ("isolation", "vms") => self.isolation = Isolation::Vms,

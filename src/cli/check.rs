@@ -28,6 +28,7 @@ use crate::lock;
 use crate::lock::former;
 use crate::lock::leases::{Holds, Lease, Leases};
 use crate::lock::reclaim::reclaim;
+use crate::report;
 use crate::xml::{Domain, read};
 
 /// One question and its answer.
@@ -94,6 +95,7 @@ pub(super) fn check(context: &Context) -> Result<Answer> {
             domains(context, settings, &mut findings);
         }
         hook(context, settings.as_ref(), &mut findings);
+        agent(&context.root, &mut findings);
         state(&context.root, settings.as_ref(), &mut findings);
     }
     let failed = findings.0.iter().filter(|finding| finding.result == Verdict::Fail).count();
@@ -274,6 +276,12 @@ fn hook(context: &Context, settings: Option<&Settings>, findings: &mut Findings)
         );
         findings.unless("hook", "finds the virt-pin command", (!found).then_some(message));
     }
+}
+
+fn agent(root: &Root, findings: &mut Findings) {
+    let message = "it does not: definitions keep the topology they have (`virt-pin define` gives them the true one), threads that \
+                   somebody moves stay where they are, and there are no metrics (systemctl enable --now virt-pin-agent)";
+    findings.unless("agent", "runs", (!report::agent_lives(root)).then(|| message.to_owned()));
 }
 
 /// The daemon looks for hooks when it starts and when it reloads. A hook newer than the daemon is seen only if it has

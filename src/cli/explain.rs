@@ -17,7 +17,7 @@ use crate::error::{Error, Result, counted, printable};
 use crate::lock::leases::{Holds, Lease, Leases};
 use crate::uuid::DomainUuid;
 use crate::xml::read::Identity;
-use crate::xml::{Domain, read, realtime};
+use crate::xml::{Domain, read, realtime, shape};
 
 /// The answer, in JSON as it stands.
 #[derive(Serialize)]
@@ -210,7 +210,7 @@ fn dedicated(
                 // Those of a plan are steered when it starts; what is left with a lease cannot be.
                 view.interrupts = irqs::on(&context.root, &plan.exclusive()).unwrap_or_default();
             }
-            view.tells_otherwise = plan.guest.is_some() && plan.guest != read::topology(domain)?;
+            view.tells_otherwise = shape::difference(domain, &plan).is_some();
             view.advice = advise(&situation, &wish.request, &plan, (&leases, identity.uuid));
             view.plan = Some(plan);
             return Ok(None);
@@ -303,7 +303,9 @@ fn render(view: &View<'_>) -> String {
         out.push_str(&format!("  note: interrupts {} {what}\n", printable(&view.interrupts.join(", "))));
     }
     if view.tells_otherwise {
-        out.push_str("  note: the XML tells the guest otherwise; `virt-pin transform` prints the <topology>\n");
+        out.push_str(
+            "  note: the XML tells the guest otherwise; `virt-pin transform --shape-only` prints what would not\n",
+        );
     }
     out
 }

@@ -4,12 +4,14 @@ use serde::Serialize;
 
 use super::table::{columns, shorten};
 use super::{Context, subject, to_json};
+use crate::alloc::plan::Plan;
 use crate::cpuset::{CpuId, CpuSet};
 use crate::error::{Result, counted, printable};
-use crate::host::process;
+use crate::host::{process, qemu};
 use crate::lock;
 use crate::lock::leases::{Holds, Lease, State};
 use crate::lock::survey;
+use crate::xml::{Domain, shape};
 
 /// A lease in JSON. Sets are kernel lists; `vcpus[i]` is the CPU of vCPU `i`; `since` is seconds of the host's uptime at the
 /// last change of state; `isolation` and `irqs` are there where the policy does not have their defaults; `code` and `reason` say why a degraded one got no CPUs.
@@ -48,9 +50,7 @@ struct View<'l> {
 impl<'l> View<'l> {
     fn of(lease: &'l Lease, online: Option<&CpuSet>) -> View<'l> {
         let plan = lease.plan();
-        let set = |of: &dyn Fn(&crate::alloc::plan::Plan) -> CpuSet| {
-            plan.map(|plan| of(plan).to_string()).unwrap_or_default()
-        };
+        let set = |of: &dyn Fn(&Plan) -> CpuSet| plan.map(|plan| of(plan).to_string()).unwrap_or_default();
         let why = match &lease.holds {
             Holds::Degraded { code, reason, .. } => Some((code.name(), reason.as_str())),
             Holds::Dedicated(_) | Holds::Static(_) => None,
@@ -169,6 +169,9 @@ pub(super) fn lease(context: &Context, domain: &str) -> Result<String> {
         if let Some(guest) = plan.guest {
             line("True topology", &guest.to_string());
         }
+        if let Some(told) = told_otherwise(context, lease, plan) {
+            line("Note", &told);
+        }
         for (number, cell) in plan.cells.iter().enumerate() {
             line(&format!("NUMA cell {number}"), &cell.to_string());
         }
@@ -177,6 +180,13 @@ pub(super) fn lease(context: &Context, domain: &str) -> Result<String> {
         line("QEMU pid", &qemu.pid.to_string());
     }
     Ok(out)
+}
+
+/// How the guest's view in the live XML differs from the lease.
+fn told_otherwise(context: &Context, lease: &Lease, plan: &Plan) -> Option<String> {
+    let status = context.root.read_if_exists(&qemu::file_of(qemu::RUN_DIR, &lease.name, ".xml")?).ok()??;
+    let live = qemu::live_domain(&status)?;
+    shape::difference(&Domain::parse(&live).ok()?, plan)
 }
 
 pub(super) fn kind(lease: &Lease) -> &'static str {

@@ -1,18 +1,20 @@
 //! The command line, in virsh's manner: one file per verb, with the pure functions that render its answer.
 //!
 //! Tables for people on stdout, `--json` for programs, errors on stderr with the exit status of their code. Works without
-//! a libvirt daemon, from the files that libvirt and the hook leave (only `sync` talks to libvirt, and whoever has moved a lease), so nothing here hangs
+//! a libvirt daemon, from the files that libvirt and the hook leave (only `sync`, what moves leases and what changes definitions talk to libvirt), so nothing here hangs
 //! when libvirt does.
 
 mod advice;
 mod capacity;
 mod check;
+mod define;
 mod explain;
 mod failure;
 mod gather;
 mod install;
 mod lease;
 mod map;
+mod options;
 mod reconcile;
 mod repack;
 mod simulate;
@@ -98,6 +100,34 @@ enum Verb {
         /// An XML file, or - for stdin.
         #[arg(default_value = "-")]
         file: String,
+        /// Only what the guest sees of its cores and nodes, and no CPU number: what a definition should say.
+        #[arg(long)]
+        shape_only: bool,
+    },
+    /// Define a VM from a file, its XML in the shape of the place it has on this host.
+    Define {
+        /// An XML file, or - for stdin.
+        #[arg(default_value = "-")]
+        file: String,
+    },
+    /// Give a defined VM CPUs of its own from its next start on.
+    Enable {
+        /// Name or UUID.
+        domain: String,
+        #[command(flatten)]
+        policy: options::Policy,
+    },
+    /// Take that back: no CPUs of its own, and its former topology.
+    Disable {
+        /// Name or UUID.
+        domain: String,
+    },
+    /// Change the number of a defined VM's vCPUs, and its topology with it.
+    SetVcpus {
+        /// Name or UUID.
+        domain: String,
+        /// The maximum number, all of them plugged in.
+        count: u16,
     },
     /// Write down this machine as one text file, for --host, tests and bug reports.
     Gather {
@@ -140,6 +170,15 @@ enum Verb {
         #[arg(long, hide = true)]
         after_stdin: bool,
     },
+    /// Keep definitions and live XML in line with policies and leases, as a service.
+    Agent {
+        /// Write metrics to FILE, for node_exporter's textfile collector.
+        #[arg(long, value_name = "FILE")]
+        metrics: Option<PathBuf>,
+        /// Do what there is to do now, and end.
+        #[arg(long)]
+        once: bool,
+    },
     /// Rebuild the leases from the VMs that run, by where their threads are; repair those whose CPUs went or came back.
     Reconcile,
     /// Move running VMs to other CPUs, so that there is room for another or one lies nearer together.
@@ -160,14 +199,25 @@ impl Verb {
     /// Whether the answer is a sentence about what was done.
     fn only_says(&self) -> bool {
         matches!(self, Verb::Gather { file: Some(_), .. } | Verb::Install { .. } | Verb::Uninstall | Verb::Sync { .. })
+            || self.defines()
     }
 
     /// Whether the verb changes the machine or asks its libvirt, so that a description cannot stand in for it.
     fn needs_this_machine(&self) -> bool {
         matches!(
             self,
-            Verb::Install { .. } | Verb::Uninstall | Verb::Sync { .. } | Verb::Reconcile | Verb::Repack { .. }
-        )
+            Verb::Install { .. }
+                | Verb::Uninstall
+                | Verb::Sync { .. }
+                | Verb::Agent { .. }
+                | Verb::Reconcile
+                | Verb::Repack { .. }
+        ) || self.defines()
+    }
+
+    /// Whether the verb changes a definition.
+    fn defines(&self) -> bool {
+        matches!(self, Verb::Define { .. } | Verb::Enable { .. } | Verb::Disable { .. } | Verb::SetVcpus { .. })
     }
 }
 
@@ -288,11 +338,19 @@ fn run(arguments: Arguments) -> Result<Answer> {
         }
         Verb::Map { svg } => map::map(&context, svg.as_deref()),
         Verb::Topology => topology::topology(&context),
-        Verb::Transform { file } => transform::transform(&context, &file),
+        Verb::Transform { file, shape_only: false } => transform::transform(&context, &file),
+        Verb::Transform { file, shape_only: true } => transform::shape(&context, &file),
+        Verb::Define { file } => define::define(&context, &file),
+        Verb::Enable { domain, policy } => define::enable(&context, &domain, &policy),
+        Verb::Disable { domain } => define::disable(&context, &domain),
+        Verb::SetVcpus { domain, count } => define::set_vcpus(&context, &domain, count),
         Verb::Gather { file, state } => gather::gather(&context, file.as_deref(), state),
         Verb::Install { hook } => install::install(&context, hook.as_deref()),
         Verb::Uninstall => install::uninstall(&context),
         Verb::Sync { domain, after_stdin } => sync::sync(&context, &domain, after_stdin),
+        Verb::Agent { metrics, once } => {
+            crate::agent::run(&context.root, metrics.as_deref(), once).map(|()| String::new())
+        }
         Verb::Reconcile => reconcile::reconcile(&context),
     };
     let text = text?;

@@ -4,6 +4,7 @@ use super::{Context, subject};
 use crate::decision::{self, Situation, Wish};
 use crate::definitions;
 use crate::error::{Error, Result};
+use crate::kept;
 use crate::xml::pin::{self, Scope};
 use crate::xml::{Domain, read, realtime};
 
@@ -30,4 +31,18 @@ pub(super) fn transform(context: &Context, file: &str) -> Result<String> {
     // What a realtime guest needs is no part of a plan: it is the same on every host.
     let edits = realtime::rewrite(&Domain::parse(&pinned)?, &wish.request).map_err(about)?;
     Ok(edits.apply(&pinned))
+}
+
+/// The document as a definition should say it: in the shape of the domain's place, with what a realtime guest needs.
+pub(super) fn shape(context: &Context, file: &str) -> Result<String> {
+    shaped(context, &subject::file(file)?)
+}
+
+pub(super) fn shaped(context: &Context, text: &str) -> Result<String> {
+    let kept = kept::kept(&context.root, &context.settings()?, text)?;
+    let Some(wish) = kept.wish else { return Ok(kept.text) };
+    let domain = Domain::parse(&kept.text)?;
+    let name = read::identity(&domain)?.name;
+    let edits = realtime::rewrite(&domain, &wish.request).map_err(|error| decision::about(error, &name, None))?;
+    Ok(edits.apply(&kept.text))
 }

@@ -21,6 +21,8 @@ pub struct Fragment {
     pub command: Option<String>,
     /// `autostart_reserve`: whether the places of autostart domains that do not run are kept from others at any price.
     pub autostart_reserve: Option<Reserve>,
+    /// `repair_drift`: whether the agent moves threads back that somebody has moved by hand.
+    pub repair_drift: Option<bool>,
     /// `[[domain]]`: policies for domains that bring none.
     pub domains: Vec<DomainSection>,
     /// `[[limit]]`: what policies may ask for.
@@ -83,6 +85,13 @@ impl Fragment {
                     });
                     fragment.autostart_reserve = Some(reserve?);
                 }
+                "repair_drift" => {
+                    let DeValue::Boolean(repair) = value.get_ref() else {
+                        let what = kind(value.get_ref());
+                        return Err(invalid(&place, &format!("repair_drift: must be true or false, not {what}")));
+                    };
+                    fragment.repair_drift = Some(*repair);
+                }
                 "domain" => {
                     let DeValue::Array(sections) = value.get_ref() else {
                         return Err(invalid(&place, "domain: write each one as a section [[domain]]"));
@@ -100,7 +109,7 @@ impl Fragment {
                     }
                 }
                 _ => {
-                    let known = "pinnable_cpus, command, autostart_reserve, [[domain]] and [[limit]]";
+                    let known = "pinnable_cpus, command, autostart_reserve, repair_drift, [[domain]] and [[limit]]";
                     return Err(invalid(&place, &format!("{name}: unknown key; known are {known}")));
                 }
             }
@@ -197,18 +206,19 @@ mod tests {
 
     #[test]
     fn a_whole_file() {
-        let text = "# comment\npinnable_cpus = \"2-15, 18\"\ncommand = \"/opt/virt-pin\"\nautostart_reserve = \"prefer\"\n[[domain]]\nmatch = \"db-*\"\n\
+        let text = "# comment\npinnable_cpus = \"2-15, 18\"\ncommand = \"/opt/virt-pin\"\nautostart_reserve = \"prefer\"\nrepair_drift = true\n[[domain]]\nmatch = \"db-*\"\n\
                     policy = \"dedicated\"\nthreads-per-core = 1\n[[domain]]\nuuid = \"0123abcd-89ab-cdef-0123-456789abcdef\"\n\
                     policy = \"dedicated\"\ncore_class = \"performance\"\n";
         let fragment = Fragment::parse("a.toml", text).unwrap();
         assert_eq!(fragment.pinnable.unwrap().to_string(), "2-15,18");
         assert_eq!(fragment.command.as_deref(), Some("/opt/virt-pin"));
         assert_eq!(fragment.autostart_reserve, Some(Reserve::Prefer));
+        assert_eq!(fragment.repair_drift, Some(true));
         let [db, by_uuid] = &fragment.domains[..] else { panic!("{:?}", fragment.domains) };
         assert_eq!(db.selects, Selector::Name(glob::Pattern::new("db-*").unwrap()));
         let expected = [("policy", "dedicated"), ("threads-per-core", "1")];
         assert_eq!(db.attributes, expected.map(|(name, value)| (name.to_owned(), value.to_owned())));
-        assert_eq!(db.place, "a.toml:5");
+        assert_eq!(db.place, "a.toml:6");
         assert!(by_uuid.attributes.contains(&("core-class".to_owned(), "performance".to_owned())));
         assert_eq!(Fragment::parse("a.toml", "").unwrap(), Fragment::default());
         assert_eq!(Fragment::parse("a.toml", "pinnable_cpus = \"\"").unwrap().pinnable, Some(CpuSet::new()));
@@ -222,12 +232,13 @@ mod tests {
             ("pinnable_cpus = \"0\u{1}\"", "x:1: not TOML: "),
             (
                 "a = 1\npinnable_cpu = \"1\"",
-                "x:1: a: unknown key; known are pinnable_cpus, command, autostart_reserve, [[domain]] and [[limit]]",
+                "x:1: a: unknown key; known are pinnable_cpus, command, autostart_reserve, repair_drift, [[domain]] and [[limit]]",
             ),
             (
                 "\nautostart_reserve = \"Strict\"",
                 "x:2: autostart_reserve = \"Strict\": must be \"strict\" or \"prefer\"",
             ),
+            ("repair_drift = \"true\"", "x:1: repair_drift: must be true or false, not a string"),
             ("autostart_reserve = true", "x:1: autostart_reserve: must be a string, not true or false"),
             ("pinnable_cpus = \"1\"\npinnable_cpus = \"2\"", "x:2: not TOML: duplicate key"),
             ("pinnable_cpus = ", "x:1: not TOML: "),

@@ -26,6 +26,8 @@ pub struct Settings {
     /// What the places of autostart domains that do not run mean to others. Default: they are kept, since a domain that is
     /// to start with the host is one that its operator counts on, and a refused start can still be had another way.
     pub autostart_reserve: Reserve,
+    /// Whether the agent moves threads of a dedicated domain back that somebody has moved by hand. Default: it only says so.
+    pub repair_drift: bool,
     /// The files that were read, in order.
     pub files: Vec<String>,
     domains: Vec<DomainSection>,
@@ -59,6 +61,7 @@ impl Settings {
             pinnable: CpuSet::new(),
             command: DEFAULT_COMMAND.to_owned(),
             autostart_reserve: Reserve::default(),
+            repair_drift: false,
             files: Vec::new(),
             domains: Vec::new(),
             limits: Vec::new(),
@@ -68,6 +71,7 @@ impl Settings {
             settings.pinnable = fragment.pinnable.unwrap_or(settings.pinnable);
             settings.command = fragment.command.unwrap_or(settings.command);
             settings.autostart_reserve = fragment.autostart_reserve.unwrap_or(settings.autostart_reserve);
+            settings.repair_drift = fragment.repair_drift.unwrap_or(settings.repair_drift);
             settings.domains.extend(fragment.domains);
             settings.limits.extend(fragment.limits);
             settings.files.push(path.to_owned());

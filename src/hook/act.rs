@@ -7,6 +7,7 @@ use std::cell::Cell;
 use super::call::Operation;
 use super::{others, sync};
 use crate::alloc::plan::Plan;
+use crate::alloc::policy::GuestView;
 use crate::alloc::quality;
 use crate::config::settings::Settings;
 use crate::cpuset::CpuSet;
@@ -25,7 +26,7 @@ use crate::log::Journal;
 use crate::uuid::DomainUuid;
 use crate::xml::Domain;
 use crate::xml::pin::{self, Scope};
-use crate::xml::{read, realtime};
+use crate::xml::{read, realtime, shape};
 
 /// A lease that is no more, and why.
 type Void = (Lease, &'static str);
@@ -137,6 +138,11 @@ impl Event<'_> {
         let others = Wanted::of(&leases, Some(self.uuid));
         isolation::check(self.root, &wish.request.policy, &plan, &iothreads, &others)
             .map_err(|error| self.named(error))?;
+        // A migration or restore goes on with what the guest was told where it began.
+        let told = if preparing { shape::difference(self.domain, &plan) } else { None };
+        if let Some(told) = told.as_ref().filter(|_| wish.request.policy.topology == GuestView::Require) {
+            return Err(self.named(Error::new(Code::TopologyOtherwise, told)));
+        }
         let scope = if preparing { Scope::Everything } else { Scope::PlacementOnly };
         let edits = pin::rewrite(self.domain, &plan, scope).map_err(|error| self.named(error))?;
         let output = edits.apply(self.domain.text());
@@ -190,7 +196,9 @@ impl Event<'_> {
         drop(state);
         let advice = quality::advise(&situation.supply(), &wish.request, &plan);
         let advice = advice.map(|advice| format!("; it {}", advice.sentence())).unwrap_or_default();
-        self.record(None, Some(&plan.exclusive()), &format!("lease granted{advice}"));
+        let told =
+            told.map(|told| format!("; {told} (`virt-pin define` or the agent corrects it)")).unwrap_or_default();
+        self.record(None, Some(&plan.exclusive()), &format!("lease granted{advice}{told}"));
         Ok(output)
     }
 

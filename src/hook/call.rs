@@ -35,6 +35,20 @@ impl Operation {
         }
     }
 
+    /// What libvirt calls it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Operation::Prepare => "prepare",
+            Operation::Start => "start",
+            Operation::Started => "started",
+            Operation::Stopped => "stopped",
+            Operation::Release => "release",
+            Operation::Migrate => "migrate",
+            Operation::Restore => "restore",
+            Operation::Reconnect => "reconnect",
+        }
+    }
+
     fn parse(operation: &str, sub_operation: &str) -> Option<Operation> {
         Some(match (operation, sub_operation) {
             ("prepare", "begin") => Operation::Prepare,

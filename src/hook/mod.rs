@@ -21,6 +21,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::error::{Code, Error, Result};
 use crate::host::root::Root;
+use crate::report::Report;
 use crate::xml;
 use call::Operation;
 
@@ -33,6 +34,7 @@ const USAGE: &str = "usage: virt-pin-hook NAME OPERATION SUB-OPERATION EXTRA < D
 
 /// The hook binary: runs one event and reports it to libvirt.
 pub fn main() -> ExitCode {
+    let begun = Instant::now();
     let args: Vec<String> = std::env::args_os().skip(1).map(|arg| arg.to_string_lossy().into_owned()).collect();
     if args.is_empty() {
         let _ = io::stderr().write_all(USAGE.as_bytes());
@@ -52,6 +54,10 @@ pub fn main() -> ExitCode {
         let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
         Err(Error::new(Code::Internal, format!("a fault in virt-pin at {operation:?}: {text}")))
     });
+    if !is_idle(operation) {
+        let code = result.as_ref().err().map(|error| error.code);
+        Report::new(operation.name(), code, operation.may_refuse(), begun.elapsed()).send(&root);
+    }
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -62,8 +68,7 @@ pub fn main() -> ExitCode {
 }
 
 fn run(root: &Root, operation: Operation) -> Result<()> {
-    // Nothing is done at these, so their XML is not even read: libvirt does not mind.
-    if matches!(operation, Operation::Start | Operation::Stopped) {
+    if is_idle(operation) {
         return Ok(());
     }
     let text = xml::text_of(read_stdin()?)?;
@@ -76,6 +81,11 @@ fn run(root: &Root, operation: Operation) -> Result<()> {
         }
         _ => Ok(()),
     }
+}
+
+/// Whether nothing is done at an event: its XML is not even read then, which libvirt does not mind.
+fn is_idle(operation: Operation) -> bool {
+    matches!(operation, Operation::Start | Operation::Stopped)
 }
 
 /// All of stdin, bounded in size and in time.

@@ -166,6 +166,20 @@ impl<'t> Layout<'t> {
         Edit { range: at..at, text: format!(" {name}={quote}{value}{quote}") }
     }
 
+    /// Takes an attribute out, with the blanks before it; `None` if it is not there.
+    pub(super) fn unset(&self, element: Node<'_, '_>, name: &str) -> Option<Edit> {
+        let range = element.attribute_node(name)?.range();
+        let before = self.text.get(..range.start)?;
+        Some(Edit { range: before.trim_end().len()..range.end, text: String::new() })
+    }
+
+    /// Another element in the place of one, on the same line.
+    pub(super) fn replace(&self, element: Node<'_, '_>, by: &Element) -> Edit {
+        let lead = self.before(element);
+        let text = by.render(&lead, self);
+        Edit { range: element.range(), text: text.strip_prefix(&lead).unwrap_or(&text).to_owned() }
+    }
+
     /// The name in an element's tags, prefix included.
     fn tag_name(&self, element: Node<'_, '_>) -> &'t str {
         let tag = self.text.get(element.range().start + 1..).unwrap_or_default();

@@ -2,7 +2,8 @@
 //!
 //! [`text_of`] turns bytes into text, [`Domain::parse`] text into a tree that still knows every byte position, [`read`]
 //! the tree into what the rest of virt-pin works with, and [`pin`] a plan into an [`edit::EditList`] over the text;
-//! [`realtime`] does both for what a realtime guest needs beside a plan. A document is never written anew from the tree:
+//! [`realtime`] does both for what a realtime guest needs beside a plan; [`shape`] is the part of a plan that a kept definition
+//! says, and [`former`] remembers what was there before. A document is never written anew from the tree:
 //! what no edit touches stays identical to the byte.
 //!
 //! Everything is found by its path from the root, as libvirt's XPath expressions do, and numbers are read as libvirt
@@ -11,13 +12,16 @@
 
 mod devices;
 pub mod edit;
+pub mod former;
 mod layout;
 mod memory;
 mod numa;
+pub mod owner;
 pub mod pin;
 mod policy;
 pub mod read;
 pub mod realtime;
+pub mod shape;
 mod topology;
 
 use roxmltree::{Document, Node, ParsingOptions};

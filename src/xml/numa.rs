@@ -139,6 +139,51 @@ fn numatune(plan: &Plan) -> Option<Element> {
     Some(Element::new("numatune", Vec::new()).with_children([all].into_iter().chain(each).collect()))
 }
 
+/// What the cells of the document say, in one spelling: vCPUs and KiB of each; `None` without any that can be understood.
+pub(super) fn cells_said(domain: &Domain<'_>) -> Option<String> {
+    let elements = elements(domain).filter(|elements| !elements.is_empty())?;
+    let mut cells: Vec<(usize, String)> = Vec::new();
+    for (position, element) in elements.iter().enumerate() {
+        let id = element.attribute("id").map_or(Some(position), |id| id.parse().ok())?;
+        let cell = cell(*element).ok()?;
+        cells.push((id, format!("{}:{}", cell.vcpus, cell.bytes / 1024)));
+    }
+    cells.sort();
+    Some(cells.into_iter().map(|(_, cell)| cell).collect::<Vec<_>>().join(" "))
+}
+
+/// What `<numatune>` says, in one spelling: mode and nodes of all, then of each cell; `None` where it says nothing.
+pub(super) fn tune_said(domain: &Domain<'_>) -> Option<String> {
+    let nodes = |node: Node<'_, '_>| {
+        let nodes = node.attribute("nodeset").map(CpuSet::parse_libvirt_cpuset).and_then(std::result::Result::ok);
+        (
+            node.attribute("mode").unwrap_or("strict").to_owned(),
+            nodes.map(|nodes| nodes.to_string()).unwrap_or_default(),
+        )
+    };
+    let all = domain.first(&["numatune", "memory"]).map(|memory| {
+        let (mode, nodes) = nodes(memory);
+        format!("{mode} {nodes}")
+    });
+    let mut each: Vec<(u32, String)> = Vec::new();
+    for memnode in domain.all(&["numatune", "memnode"]) {
+        let (id, (mode, nodes)) = (number_attribute(memnode, "cellid").ok()?, nodes(memnode));
+        each.push((id, format!("{id}:{mode}:{nodes}")));
+    }
+    each.sort();
+    let said: Vec<String> = all.into_iter().chain(each.into_iter().map(|(_, one)| one)).collect();
+    (!said.is_empty()).then(|| said.join(" "))
+}
+
+/// The same of the `<numatune>` that binds each of the plan's cells to the node it lies on; `None` where one lies anywhere.
+pub(super) fn tune_of(plan: &Plan) -> Option<String> {
+    let with_memory: Vec<_> = (0u32..).zip(&plan.cells).filter(|(_, cell)| cell.bytes != Some(0)).collect();
+    let nodes: Vec<NodeId> = with_memory.iter().map(|(_, cell)| cell.node).collect::<Option<_>>()?;
+    let each = with_memory.iter().zip(&nodes).map(|((id, _), node)| format!(" {id}:strict:{}", node.0));
+    let each: String = each.collect();
+    Some(format!("strict {}{each}", set(&nodes)))
+}
+
 fn set<'n>(nodes: impl IntoIterator<Item = &'n NodeId>) -> CpuSet {
     nodes.into_iter().map(|node| CpuId(node.0)).collect()
 }

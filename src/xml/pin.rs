@@ -25,6 +25,9 @@ pub enum Scope {
     /// Not what the guest sees: on migration and restore libvirt refuses a topology and NUMA cells other than the running
     /// guest's.
     PlacementOnly,
+    /// Only what the guest sees, and no number of any CPU: those that the document carries go, `<vcpu cpuset>` included. For
+    /// definitions that are kept: the policy chooses the CPUs at each start.
+    Shape,
 }
 
 /// The edits that make the document say the plan; none if it says it already.
@@ -35,9 +38,13 @@ pub enum Scope {
 pub fn rewrite(domain: &Domain<'_>, plan: &Plan, scope: Scope) -> Result<EditList> {
     check(domain, plan)?;
     let mut changes = Changes::of(domain);
-    vcpu(domain, plan, &mut changes);
-    cputune(domain, plan, &mut changes)?;
-    if scope == Scope::Everything {
+    if scope == Scope::Shape {
+        take_numbers(domain, &mut changes);
+    } else {
+        vcpu(domain, plan, &mut changes);
+        cputune(domain, plan, &mut changes)?;
+    }
+    if scope != Scope::PlacementOnly {
         guest_view(domain, plan, &mut changes)?;
     }
     changes.into_edits()
@@ -80,6 +87,16 @@ fn vcpu<'d, 't>(domain: &'d Domain<'t>, plan: &Plan, changes: &mut Changes<'d, '
         changes.set(vcpu, "placement", "static", None);
     }
     changes.set_cpuset(vcpu, &allowed, Some("placement"));
+}
+
+/// Every pin and `<vcpu cpuset>`, out. With automatic placement libvirt disregards the latter, and drops it itself.
+fn take_numbers<'d, 't>(domain: &'d Domain<'t>, changes: &mut Changes<'d, 't>) {
+    for pin in ["vcpupin", "emulatorpin", "iothreadpin"] {
+        domain.all(&["cputune", pin]).into_iter().for_each(|pin| changes.remove(pin));
+    }
+    if let Some(vcpu) = domain.first(&["vcpu"]) {
+        changes.unset(vcpu, "cpuset");
+    }
 }
 
 /// What the guest sees of its cores and nodes, and the host nodes behind the latter.
@@ -207,7 +224,7 @@ impl<'d, 't> Changes<'d, 't> {
         }
     }
 
-    fn insert(&mut self, parent: Node<'d, 't>, after: Option<Node<'d, 't>>, element: Element) {
+    pub(super) fn insert(&mut self, parent: Node<'d, 't>, after: Option<Node<'d, 't>>, element: Element) {
         match self.inserts.last_mut().filter(|last| last.parent == parent && last.after == after) {
             Some(last) => last.elements.push(element),
             None => self.inserts.push(Insert { parent, after, elements: vec![element] }),
@@ -218,6 +235,15 @@ impl<'d, 't> Changes<'d, 't> {
         self.edits.push(self.layout.set(element, name, value, after));
     }
 
+    pub(super) fn unset(&mut self, element: Node<'_, '_>, name: &str) {
+        self.edits.extend(self.layout.unset(element, name));
+    }
+
+    /// Puts another element in the place of one.
+    pub(super) fn replace(&mut self, element: Node<'_, '_>, by: &Element) {
+        self.edits.push(self.layout.replace(element, by));
+    }
+
     /// Another spelling of the same set is left alone.
     fn set_cpuset(&mut self, element: Node<'_, '_>, cpus: &CpuSet, after: Option<&str>) {
         let old = element.attribute("cpuset").and_then(|text| CpuSet::parse_libvirt_cpuset(text).ok());
@@ -226,7 +252,7 @@ impl<'d, 't> Changes<'d, 't> {
         }
     }
 
-    fn remove(&mut self, element: Node<'_, '_>) {
+    pub(super) fn remove(&mut self, element: Node<'_, '_>) {
         self.edits.push(self.layout.remove(element));
     }
 

@@ -1,10 +1,10 @@
 //! The policy element in `<metadata>`, as names and values; what they mean is `alloc::policy`'s business.
 
-use super::{Domain, is, string};
+use super::{Domain, former, is, string};
 use crate::error::{Code, Error, Result};
 
 /// The namespace of our elements. A new meaning gets a new number.
-const NAMESPACE: &str = "urn:virt-pin:domain:1";
+pub(super) const NAMESPACE: &str = "urn:virt-pin:domain:1";
 /// What all our namespaces begin with: a policy for a later version must not pass for none.
 const FAMILY: &str = "urn:virt-pin:";
 
@@ -21,7 +21,7 @@ pub(super) fn attributes(domain: &Domain<'_>) -> Result<Option<Vec<(String, Stri
     for (index, metadata) in metadata.enumerate() {
         for element in metadata.children() {
             let namespace = element.tag_name().namespace().unwrap_or_default();
-            if !namespace.starts_with(FAMILY) {
+            if !namespace.starts_with(FAMILY) || namespace == former::NAMESPACE {
                 continue;
             }
             if namespace != NAMESPACE {

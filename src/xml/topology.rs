@@ -18,6 +18,25 @@ pub(super) fn of(domain: &Domain<'_>) -> Result<Option<GuestTopology>> {
     Ok(Some(GuestTopology { cores, ..guest }))
 }
 
+/// The attributes of `<topology>` that say how many.
+pub(super) const PARTS: [&str; 5] = ["sockets", "dies", "clusters", "cores", "threads"];
+
+/// What the topology of the document says, in one spelling; `None` where there is none that can be understood.
+pub(super) fn said(domain: &Domain<'_>) -> Option<String> {
+    let guest = of(domain).ok().flatten()?;
+    let GuestTopology { sockets, dies, cores, threads } = guest;
+    Some(format!("sockets={sockets} dies={dies} cores={cores} threads={threads}"))
+}
+
+/// The topology of the document as it is written, attribute by attribute; `None` where there is none, or nonsense in it.
+pub(super) fn written(domain: &Domain<'_>) -> Option<String> {
+    let topology = domain.first(&["cpu", "topology"])?;
+    let there = PARTS.into_iter().filter(|name| topology.has_attribute(*name));
+    let parts: Option<Vec<_>> =
+        there.map(|name| Some(format!("{name}={}", number(topology.attribute(name)?)?))).collect();
+    parts.map(|parts| parts.join(" "))
+}
+
 /// Corrects the topology of the document; one that says the same already stays as it is spelled. Returns the one to add
 /// where there is none.
 pub(super) fn rewrite<'d, 't>(

@@ -4,14 +4,14 @@
 use std::fmt::Write as _;
 
 use roxmltree::Node;
-use virt_pin::alloc::plan::Plan;
+use virt_pin::alloc::plan::{GuestTopology, Plan};
 use virt_pin::alloc::policy::Policy;
 use virt_pin::alloc::request::{GuestCell, GuestMemory, Request};
 use virt_pin::cpuset::{CpuId, CpuSet};
 use virt_pin::error::Result;
 use virt_pin::xml::edit::EditList;
 use virt_pin::xml::pin::{Scope, rewrite};
-use virt_pin::xml::{Domain, read, realtime};
+use virt_pin::xml::{Domain, former, read, realtime, shape};
 
 /// Rewrites a document and checks everything that can be checked without knowing the document.
 pub(crate) fn rewritten(text: &str, plan: &Plan, scope: Scope) -> Result<String> {
@@ -45,6 +45,39 @@ pub(crate) fn rewritten(text: &str, plan: &Plan, scope: Scope) -> Result<String>
         (numa && ["/domain/cpu <numa", "/domain/cpu/numa <cell"].iter().any(|ours| is(line, ours)))
             || (numatune && (is(line, "/domain <numatune") || line.starts_with("/domain/numatune <mem")))
     });
+    Ok(out)
+}
+
+/// Gives a document the shape of a plan and checks everything that can be checked without knowing the document.
+pub(crate) fn shaped(text: &str, plan: &Plan) -> Result<String> {
+    let out = shape::shaped(text, plan)?;
+    assert_eq!(shape::shaped(&out, plan).unwrap(), out, "a second run changes");
+    let after = parsed(&out);
+    let owner = former::restored(text).unwrap();
+    let before = parsed(&owner);
+    assert!(read::pins(&after).is_ok_and(|pins| pins.is_empty()), "{out}");
+    assert_eq!(read::default_cpuset(&after).unwrap(), None, "{out}");
+    assert_eq!(read::vcpu_count(&after).unwrap(), read::vcpu_count(&before).unwrap());
+    match plan.guest {
+        Some(guest) => assert_eq!(read::topology(&after).unwrap(), Some(guest), "{out}"),
+        None => assert_eq!(read::topology(&after).ok(), read::topology(&before).ok(), "{out}"),
+    }
+    // What was there comes back, to the byte but for what cannot be told: pins, and where an attribute stood.
+    let restored = former::restored(&out).unwrap();
+    assert!(!former::is_shaped(&parsed(&restored)), "{restored}");
+    assert_eq!(former::restored(&restored).unwrap(), restored);
+    let topology = |domain: &Domain<'_>| {
+        let count = u32::from(read::vcpu_count(domain).unwrap());
+        let parts = |guest: &GuestTopology| [guest.sockets, guest.dies, guest.cores, guest.threads].map(u32::from);
+        read::topology(domain).ok().flatten().filter(|guest| parts(guest).iter().product::<u32>() == count)
+    };
+    assert_eq!(topology(&parsed(&restored)), topology(&before), "{restored}");
+    assert_eq!(numatune(&restored), numatune(&owner));
+    assert_eq!(read::policy_attributes(&parsed(&restored)).ok(), read::policy_attributes(&before).ok());
+    assert!(shape::same(&shape::shaped(&restored, plan).unwrap(), &out).unwrap(), "{restored}");
+    if read::pins(&before).is_ok_and(|pins| pins.is_empty()) && !owner.contains("cpuset") && !owner.contains("<!--") {
+        only_ours_differs(&owner, &restored, |line| is(line, "/domain <cpu") || is(line, "/domain <metadata"));
+    }
     Ok(out)
 }
 
@@ -197,8 +230,8 @@ fn foreign(node: Node<'_, '_>) -> Option<String> {
         write!(line, " {:?}={:?}", attribute.name(), attribute.value()).unwrap();
     }
     // What we insert when it is missing has no attributes of others.
-    let may_be_new =
-        plain && matches!((place.as_str(), name), ("/domain", "cputune" | "cpu") | ("/domain/cpu", "topology"));
+    let may_be_new = plain
+        && matches!((place.as_str(), name), ("/domain", "cputune" | "cpu" | "metadata") | ("/domain/cpu", "topology"));
     let may_be_new = may_be_new || (plain && place == "/domain" && name == "vcpu" && node.text() == Some("1"));
     let bare = !node.attributes().any(|attribute| !owned.contains(&attribute.name()));
     (!(may_be_new && bare)).then_some(line)

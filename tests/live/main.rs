@@ -10,9 +10,10 @@
 //! Real libvirtd, real QEMU: each test has a private machine with a daemon of its own.
 //!
 //! `machine` makes the private machine, `libvirtd` runs the daemon on it, `guest` writes domain XML, `needs` knows what
-//! must be there. `leases` holds what virt-pin itself promises; this file tests the test bed, with a stand-in for the hook.
+//! must be there. `leases` holds what virt-pin itself promises, `agent` what its agent does; this file tests the test bed, with a stand-in for the hook.
 //! Where a machine cannot run them they say so and pass; `VIRT_PIN_LIVE=required` makes them fail instead.
 
+mod agent;
 #[path = "../guest/mod.rs"]
 mod guest;
 mod leases;

@@ -1,5 +1,6 @@
 //! What others say about documents: libvirt's schema (through xmllint) and libvirt itself (its test driver needs no
 //! daemon).
+#![allow(dead_code, reason = "each test program uses its part")]
 
 use std::io::Write as _;
 use std::path::Path;
@@ -35,6 +36,21 @@ pub(crate) fn libvirt_accepts(document: &[u8]) -> Option<bool> {
     let mut virsh = Command::new("virsh");
     virsh.args(["-q", "-c", "test:///default", "define"]).arg(file.path());
     Some(virsh.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status().ok()?.success())
+}
+
+/// What libvirt keeps of a document that it defines; `None` where virsh is not installed, or libvirt refuses.
+pub(crate) fn kept_by_libvirt(document: &[u8]) -> Option<String> {
+    let text = String::from_utf8(document.to_vec()).ok()?;
+    let tree = roxmltree::Document::parse(&text).ok()?;
+    let name = tree.root_element().children().find(|child| child.has_tag_name("name"))?.text()?;
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    file.write_all(&for_test_driver(document)).unwrap();
+    // The test driver forgets everything with its connection.
+    let script = format!("define {}; dumpxml --inactive --security-info '{name}'", file.path().display());
+    let output =
+        Command::new("virsh").args(["-q", "-c", "test:///default", &script]).stdin(Stdio::null()).output().ok()?;
+    let kept = String::from_utf8(output.stdout).ok().filter(|_| output.status.success())?;
+    Some(kept.split_once("<domain").map(|(_, rest)| format!("<domain{rest}"))?.trim_end().to_owned())
 }
 
 /// The document with the root's `type` set to the only one the test driver knows.
