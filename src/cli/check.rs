@@ -183,8 +183,7 @@ fn confinement(root: &Root, findings: &mut Findings) {
             findings.pass("host", check, format!("{kind}: all of QEMU by its scope, each thread when it is started"));
         }
         Confinement::AtStarted => {
-            let message =
-                format!("{kind}: not on this kind of host yet; threads are bound when libvirt reports the VM started");
+            let message = format!("{kind}: threads are bound by affinity alone, when libvirt reports the VM started");
             findings.add("host", check, Verdict::Warn, message);
         }
     }

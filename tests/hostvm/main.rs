@@ -24,6 +24,7 @@ mod needs;
 mod shape;
 mod snapshot;
 mod vm;
+mod ways;
 mod wire;
 
 use std::collections::BTreeSet;

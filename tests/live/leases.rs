@@ -254,6 +254,33 @@ fn iothreads_and_late_vcpus_are_where_the_lease_says() {
 }
 
 #[test]
+fn late_threads_are_where_the_lease_says() {
+    let Some(daemon) = Libvirtd::start(&Options::virt_pin(ONE)) else { return };
+    daemon.run(&dedicated("late").tuning("<iothreads>1</iothreads>"));
+    daemon.wait_until("the live XML shows the lease", |daemon| {
+        daemon.virsh(&["dumpxml", "late"]).ok().contains("<iothreadpin iothread='1' cpuset='0'/>")
+    });
+    let place = |daemon: &Libvirtd, name: &str| {
+        let thread = daemon.threads("late").into_iter().find(|thread| thread.comm == name).unwrap();
+        (thread.cpus, thread.cgroup.rsplit('/').next().unwrap().to_owned())
+    };
+    // Until libvirt is told of it, an I/O thread that was not there at the start may run wherever its VM may.
+    daemon.virsh(&["iothreadadd", "late", "7"]).ok();
+    assert_eq!(place(&daemon, "IO iothread7"), ("0-1".to_owned(), "iothread7".to_owned()));
+    daemon.exec(&["virt-pin", "sync", "late"]).ok();
+    assert_eq!(place(&daemon, "IO iothread7"), ("0".to_owned(), "iothread7".to_owned()));
+    // A thread of QEMU's that a vCPU's has made lives on that one's CPU: it is taken to the others, and the vCPU stays.
+    let others = daemon.threads("late").into_iter().find(|thread| thread.comm == "IO mon_iothread").unwrap();
+    let vcpu = "/sys/fs/cgroup/cpuset/machine/qemu-1-late.libvirt-qemu/vcpu0/tasks";
+    daemon.exec(&["bash", "-c", &format!("echo {} >{vcpu}", others.tid)]).ok();
+    assert_eq!(place(&daemon, "IO mon_iothread"), ("1".to_owned(), "vcpu0".to_owned()));
+    daemon.restart_daemon();
+    daemon
+        .wait_until("it is back", |daemon| place(daemon, "IO mon_iothread") == ("0".to_owned(), "emulator".to_owned()));
+    daemon.assert_on_cpu_1("late");
+}
+
+#[test]
 fn hand_written_pins_are_respected_both_ways() {
     let Some(daemon) = Libvirtd::start(&Options::virt_pin(ONE)) else { return };
     let by_hand = Guest::new("hand").tuning("<cputune><vcpupin vcpu='0' cpuset='1'/></cputune>");
