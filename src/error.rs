@@ -3,7 +3,7 @@
 //! Every failure of the library is an [`Error`]: a stable [`Code`], one sentence that says what was asked, what was
 //! found and where, an optional hint that says what to do, and the causes below it. [`Code::all`] lists the one table of
 //! codes: the exit status, the README's reference and the tests are read from it. This module does no I/O; it never
-//! decides whether an error may stop a VM (that is `hook::Operation`'s knowledge).
+//! decides whether an error may stop a VM (that is `hook::Operation`'s knowledge). It is long because the table is one.
 
 mod room;
 
@@ -45,6 +45,8 @@ pub enum Code {
     StaticConflict,
     /// A dedicated domain's XML also carries pins, and they are not CPUs its lease can have.
     StalePins,
+    /// The domain's XML allocates caches that its CPUs do not use.
+    StaleCaches,
     /// The only room for a domain is set aside for autostart domains that do not run yet.
     Reserved,
     /// VMs without a lease would be left without any CPU.
@@ -69,6 +71,8 @@ pub enum Code {
     ConfinementFailed,
     /// A thread of the VM is not where its lease says, and could not be moved there.
     ThreadMisplaced,
+    /// The VM's threads cannot be given the core scheduling cookie of its tenant.
+    CoreSched,
     /// libvirt refused or could not be reached (CLI only).
     LibvirtFailed,
     /// Installing would destroy somebody else's hook script.
@@ -208,6 +212,14 @@ const TABLE: &[Row] = &[
         advice: "take CPUs out of pinnable_cpus: VMs without a lease run on what is not leased",
     },
     Row {
+        code: Code::StaleCaches,
+        name: "cpu.xml.stale-caches",
+        exit: 28,
+        retry: false,
+        meaning: "the domain's XML allocates caches (<cachetune>, <memorytune>) that its CPUs do not use",
+        advice: "define the domain from what `virt-pin transform` prints, or name every cache of the host",
+    },
+    Row {
         code: Code::StateLocked,
         name: "state.locked",
         exit: 30,
@@ -286,6 +298,14 @@ const TABLE: &[Row] = &[
         retry: false,
         meaning: "a thread of the VM is not where its lease says and could not be moved there",
         advice: "the message names the thread, its CPUs and the wanted ones",
+    },
+    Row {
+        code: Code::CoreSched,
+        name: "enforce.core-sched",
+        exit: 62,
+        retry: false,
+        meaning: "the kernel has no core scheduling, or did not give the VM's threads what those of its tenant have",
+        advice: "run a kernel with CONFIG_SCHED_CORE, or leave core-sched out of the policy",
     },
     Row {
         code: Code::LibvirtFailed,

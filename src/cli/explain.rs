@@ -11,11 +11,12 @@ use crate::alloc::{self, quality};
 use crate::cpuset::{CpuId, CpuSet};
 use crate::decision::{self, Dedicated, Situation, Wish};
 use crate::definitions;
+use crate::enforce::cookie;
 use crate::error::{Error, Result, counted, printable};
 use crate::lock::leases::{Holds, Lease, Leases};
 use crate::uuid::DomainUuid;
 use crate::xml::read::Identity;
-use crate::xml::{Domain, read, realtime};
+use crate::xml::{Domain, caches, read, realtime};
 
 /// The answer, in JSON as it stands.
 #[derive(Serialize)]
@@ -182,7 +183,12 @@ fn dedicated(
     let existing = lease.and_then(Lease::plan);
     let situation = situation.beside(&leases, identity.uuid);
     let planned = realtime::check(domain, &wish.request)
-        .and_then(|()| situation.plan(wish, existing, false, &mut |step| steps.push(step.to_string())));
+        .and_then(|()| cookie::check(&context.root, &wish.request.policy))
+        .and_then(|()| situation.plan(wish, existing, false, &mut |step| steps.push(step.to_string())))
+        .and_then(|plan| {
+            let ids = decision::cache_ids(&context.root, domain)?;
+            caches::check(domain, &plan, &ids).map(|()| plan)
+        });
     let refusal = match planned {
         Ok(plan) => {
             view.held = existing == Some(&plan);

@@ -18,6 +18,8 @@ struct View<'l> {
     uuid: String,
     state: State,
     kind: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tenant: Option<&'l str>,
     cpus: String,
     vcpus: Vec<Option<u16>>,
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -49,6 +51,7 @@ impl<'l> From<&'l Lease> for View<'l> {
             uuid: lease.uuid.to_string(),
             state: lease.state,
             kind: kind(lease),
+            tenant: lease.request.as_ref().and_then(|request| request.policy.tenant.as_deref()),
             cpus: lease.cpus().to_string(),
             vcpus: plan.map(|plan| plan.vcpus.iter().map(|cpu| cpu.map(|cpu| cpu.0)).collect()).unwrap_or_default(),
             shared: set(&|plan| plan.shared.clone()),
@@ -112,6 +115,9 @@ pub(super) fn lease(context: &Context, domain: &str) -> Result<String> {
     line("UUID", &view.uuid);
     line("State", state(lease));
     line("Kind", view.kind);
+    if let Some(tenant) = view.tenant {
+        line("Tenant", tenant);
+    }
     let age = process::uptime_secs(&context.root).saturating_sub(lease.since);
     line("Since", &format!("{} ago", duration(age)));
     line("CPUs held", &view.cpus);

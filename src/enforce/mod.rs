@@ -2,9 +2,10 @@
 //!
 //! [`confinement`] says which way this host offers. [`tree`] makes the domain's cgroup before QEMU is executed, [`scope`]
 //! tells systemd to make it so; [`pool`] keeps the others off; [`binding`] puts each thread where the plan says once it
-//! exists, and reads back. Nothing here decides who gets which CPUs, and nothing here calls libvirt.
+//! exists, and reads back; [`cookie`] keeps tenants off each other's cores. Nothing here decides who gets which CPUs, and nothing here calls libvirt.
 
 pub mod binding;
+pub mod cookie;
 pub mod pool;
 pub mod scope;
 pub mod tree;

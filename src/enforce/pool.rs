@@ -123,21 +123,23 @@ fn domains(root: &Root, hierarchy: &Hierarchy) -> Vec<(String, String)> {
     found
 }
 
+#[derive(PartialEq, Eq)]
 enum Step {
     Into,
     Over,
     Found(String),
 }
 
-fn below(root: &Root, dir: &str, depth: usize, step: &mut dyn FnMut(&str) -> Step, found: &mut Vec<(String, String)>) {
+fn below(root: &Root, dir: &str, depth: usize, next: &mut dyn FnMut(&str) -> Step, found: &mut Vec<(String, String)>) {
     for name in root.list(dir).unwrap_or_default() {
+        let step = next(&name);
         let path = format!("{dir}/{name}");
-        if !fs::symlink_metadata(root.resolve(&path)).is_ok_and(|found| found.is_dir()) {
+        if step == Step::Over || !fs::symlink_metadata(root.resolve(&path)).is_ok_and(|found| found.is_dir()) {
             continue;
         }
-        match step(&name) {
+        match step {
             Step::Found(machine) => found.push((machine, path)),
-            Step::Into if depth > 0 => below(root, &path, depth - 1, step, found),
+            Step::Into if depth > 0 => below(root, &path, depth - 1, next, found),
             _ => {}
         }
     }

@@ -159,6 +159,7 @@ fn remove_below(root: &Root, path: &str, depth: usize) {
 mod tests {
     use super::*;
     use std::collections::BTreeSet;
+    use std::io::Write as _;
 
     use crate::cpuset::NodeId;
 
@@ -187,7 +188,7 @@ mod tests {
                 fs::create_dir_all(dir.path().join(parent)).unwrap();
             }
             for file in ["c/cgroup.subtree_control", "c/machine/cgroup.subtree_control"] {
-                fs::write(dir.path().join(file), "cpuset memory\n").unwrap();
+                fs::File::create(dir.path().join(file)).unwrap().write_all(b"cpuset memory\n").unwrap();
             }
             let path = path(&hierarchy, naming, None, 1, "a").unwrap();
             assert_eq!(path, expected);

@@ -4,6 +4,8 @@
 
 use std::collections::BTreeSet;
 
+use virt_pin::error::Code;
+
 use crate::guest::Guest;
 use crate::libvirtd::{Libvirtd, Options, Thread};
 
@@ -278,6 +280,37 @@ fn late_threads_are_where_the_lease_says() {
     daemon
         .wait_until("it is back", |daemon| place(daemon, "IO mon_iothread") == ("0".to_owned(), "emulator".to_owned()));
     daemon.assert_on_cpu_1("late");
+}
+
+#[test]
+fn tenants_share_cores_with_nobody_else_or_do_not_start() {
+    let Some(daemon) = Libvirtd::start(&Options::virt_pin(ONE)) else { return };
+    let guest = Guest::new("theirs").policy("policy='dedicated' core-sched='tenant' tenant='acme'");
+    daemon.define(&guest);
+    let started = daemon.start_guest("theirs");
+    // Whether this kernel can is its own business; that it is asked is ours.
+    let mut probe = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+    let scope = rustix::thread::CoreSchedulingScope::Thread;
+    let pid = rustix::thread::Pid::from_raw(probe.id().try_into().unwrap()).unwrap();
+    let answer = rustix::thread::core_scheduling_cookie(pid, scope);
+    probe.kill().unwrap();
+    probe.wait().unwrap();
+    if matches!(answer, Ok(_) | Err(rustix::io::Errno::NODEV)) {
+        started.ok();
+        daemon.assert_on_cpu_1("theirs");
+        let lease = daemon.exec(&["virt-pin", "--json", "lease", "theirs"]).ok();
+        assert!(lease.contains("\"tenant\":\"acme\""), "{lease}");
+        return;
+    }
+    let complaint = started.refused();
+    let code = Code::CoreSched;
+    let said =
+        format!("error[{code}]: domain \"theirs\": policy core-sched=\"tenant\": this kernel has no core scheduling");
+    assert!(complaint.contains(&format!("exit status {}", code.exit())) && complaint.contains(&said), "{complaint}");
+    assert!(!daemon.path("/var/log/libvirt/qemu/theirs.log").exists(), "QEMU was executed");
+    let explained = daemon.exec(&["virt-pin", "explain", "theirs"]);
+    assert!(format!("{explained:?}").contains("enforce.core-sched"), "{explained:?}");
+    assert!(!daemon.path("/run/virt-pin/leases.json").exists(), "a refusal writes nothing");
 }
 
 #[test]
