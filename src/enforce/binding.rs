@@ -45,6 +45,13 @@ pub struct Misplaced {
     entrance: Option<String>,
 }
 
+impl Misplaced {
+    /// Whether it is on CPUs of its own VM all the same, as threads are that came to life after the VM was reported started.
+    pub fn is_late(&self, plan: &Plan) -> bool {
+        !matches!(self.role, Role::Vcpu(_)) && self.thread.allowed.is_subset(&plan.allowed())
+    }
+}
+
 /// How often to look and move: QEMU makes and ends threads while we do.
 const ROUNDS: usize = 3;
 
@@ -301,6 +308,8 @@ mod tests {
         let root = Root::described(files.into());
         let running = Status { pid: 7, vcpus: [(0, 8)].into() };
         let found = misplaced(&root, &running, &plan(&[4, 5])).unwrap();
+        let late: Vec<_> = found.iter().map(|found| found.is_late(&plan(&[4, 5]))).collect();
+        assert_eq!(late, [false, true, false]);
         let found: Vec<_> = found
             .iter()
             .map(|found| {
