@@ -258,10 +258,14 @@ mod tests {
     }
 
     fn machine(threads: &[(u32, &str, &str)]) -> Root {
+        machine_with(threads, None)
+    }
+
+    fn machine_with(threads: &[(u32, &str, &str)], more: Option<(String, String)>) -> Root {
         let status = |(tid, name, cpus): &(u32, &str, &str)| {
             (format!("/proc/7/task/{tid}/status"), format!("Name:\t{name}\nCpus_allowed_list:\t{cpus}\n"))
         };
-        Root::described(threads.iter().map(status).collect())
+        Root::described(threads.iter().map(status).chain(more).collect())
     }
 
     #[test]
@@ -284,6 +288,11 @@ mod tests {
         assert!(bind(&machine(&right), &status, &plan(&[4])).unwrap_err().message.contains("vCPU 1 runs"));
         let unknown = Status { pid: 7, vcpus: [].into() };
         assert!(bind(&machine(&right), &unknown, &plan(&[4, 5])).is_err());
+        // By name, as somebody does who comes back to it: it may have ended meanwhile.
+        assert!(!bind_again(&machine(&right), "a", &plan(&[4, 5])).unwrap());
+        let running = "<domstatus pid='7'><vcpus><vcpu id='0' pid='8'/><vcpu id='1' pid='9'/></vcpus></domstatus>";
+        let status = ("/run/libvirt/qemu/a.xml".to_owned(), running.to_owned());
+        assert!(bind_again(&machine_with(&right, Some(status)), "a", &plan(&[4, 5])).unwrap());
     }
 
     /// A kernel thread in the emulator's cgroup, a helper born in a vCPU's, and a vCPU that libvirt is plugging in.
