@@ -18,11 +18,12 @@ use crate::enforce::pool::Claim;
 use crate::error::{Code, Error, Moved, Result, listed, printable};
 use crate::host::machine_name::machine_name;
 use crate::host::root::Root;
-use crate::host::{Topology, cgroup, pci, sysfs};
+use crate::host::{Topology, cache_id, cgroup, pci, sysfs};
 use crate::lock::leases::{Holds, Lease, Leases, State};
 use crate::lock::survey::{self, Survey};
 use crate::uuid::DomainUuid;
 use crate::xml::Domain;
+use crate::xml::caches::{self, CacheIds};
 use crate::xml::read::{self, Identity, Pins};
 
 /// What a domain wants of the host's CPUs.
@@ -461,6 +462,14 @@ pub fn about(error: Error, name: &str, leases: Option<(&Leases, Option<DomainUui
         }
         None => error,
     }
+}
+
+/// The host's names of the caches that the domain allocates.
+///
+/// # Errors
+/// [`Code::DomainInvalid`], [`Code::HostIo`].
+pub fn cache_ids(root: &Root, domain: &Domain<'_>) -> Result<CacheIds> {
+    cache_id::read(root, &caches::levels(domain)?)
 }
 
 #[cfg(test)]

@@ -51,6 +51,8 @@ pub enum Code {
     StalePins,
     /// The XML tells the guest another topology than its lease's, and the policy demands the true one.
     TopologyOtherwise,
+    /// The domain's XML allocates caches that its CPUs do not use.
+    StaleCaches,
     /// The only room for a domain is set aside for autostart domains that do not run yet.
     Reserved,
     /// VMs without a lease would be left without any CPU.
@@ -79,6 +81,8 @@ pub enum Code {
     IsolationUnsupported,
     /// The host's own work could not be kept off the VM's CPUs.
     IsolationFailed,
+    /// The VM's threads cannot be given the core scheduling cookie of its tenant.
+    CoreSched,
     /// libvirt refused or could not be reached (CLI only).
     LibvirtFailed,
     /// Installing would destroy somebody else's hook script.
@@ -226,6 +230,14 @@ const TABLE: &[Row] = &[
         advice: "take CPUs out of pinnable_cpus: VMs without a lease run on what is not leased",
     },
     Row {
+        code: Code::StaleCaches,
+        name: "cpu.xml.stale-caches",
+        exit: 28,
+        retry: false,
+        meaning: "the domain's XML allocates caches (<cachetune>, <memorytune>) that its CPUs do not use",
+        advice: "define the domain from what `virt-pin transform` prints, or name every cache of the host",
+    },
+    Row {
         code: Code::StateLocked,
         name: "state.locked",
         exit: 30,
@@ -328,6 +340,14 @@ const TABLE: &[Row] = &[
         retry: false,
         meaning: "the host's own work could not be kept off the VM's CPUs",
         advice: "the message names the cgroup, unit or file and what was found there",
+    },
+    Row {
+        code: Code::CoreSched,
+        name: "enforce.core-sched",
+        exit: 63,
+        retry: false,
+        meaning: "the kernel has no core scheduling, or did not give the VM's threads what those of its tenant have",
+        advice: "run a kernel with CONFIG_SCHED_CORE, or leave core-sched out of the policy",
     },
     Row {
         code: Code::LibvirtFailed,

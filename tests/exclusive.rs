@@ -102,6 +102,9 @@ fn workers_of_an_iothread_are_at_home_with_it() {
     let machine = Machine::new("2-3,10-11");
     machine.put("/proc/mounts", "cgroup2 /cg cgroup2 rw 0 0\n");
     machine.put("/cg/cgroup.controllers", "cpuset\n");
+    // With machined its cgroups are systemd's to make.
+    machine.put("/run/systemd/system/machine.slice", "");
+    machine.put("/usr/share/dbus-1/system-services/org.freedesktop.machine1.service", "");
     let vm = Vm::new(1, 2).with("iothreads='isolate'").body("<iothreads>1</iothreads>");
     machine.prepare(&vm);
     machine.qemu(&vm, 700, &[2, 10], "0-1,4-9,12-15");

@@ -544,7 +544,7 @@ fn errors_in_the_policy_name_what_is_accepted() {
     let machine = machine();
     let before = machine.everything();
     let names = "\"policy\", \"cores\", \"threads-per-core\", \"numa\", \"nodes\", \"cache\", \"memory\", \"emulator\", \
-                 \"iothreads\", \"core-class\", \"topology\", \"locality\", \"isolation\", \"realtime\", \"fallback\"";
+                 \"iothreads\", \"core-class\", \"topology\", \"locality\", \"isolation\", \"realtime\", \"core-sched\", \"tenant\", \"fallback\"";
     for (policy, sentence, accepted) in [
         ("polcy='dedicated'", "unknown policy attribute \"polcy\"", names),
         (
@@ -606,6 +606,36 @@ fn a_realtime_domain_brings_what_it_needs() {
     assert_eq!(machine.cli_with(&["transform"], &xml).printed(), xml, "a second time changes nothing");
     let printed = machine.hook(&["vm1", "prepare", "begin", "-"], &xml).printed();
     assert!(printed.contains("<vcpusched vcpus='0-1' scheduler='fifo' priority='1'/>"), "{printed}");
+}
+
+#[test]
+fn allocated_caches_follow_the_vcpus() {
+    let machine = machine();
+    for cpu in 0..16 {
+        // The kernel's numbers are its own: here those of the package are 1.
+        machine.put(&format!("/sys/devices/system/cpu/cpu{cpu}/cache/index3/id"), "1\n");
+    }
+    let tune = |id: u16| {
+        let cache =
+            format!("<cachetune vcpus='0-1'><cache id='{id}' level='3' type='both' size='3' unit='MiB'/></cachetune>");
+        let node = format!("<memorytune vcpus='0-1'><node id='{id}' bandwidth='60'/></memorytune>");
+        Vm::new(1, 2).body(&format!("<cputune>{cache}{node}</cputune>"))
+    };
+    let before = machine.everything();
+    let run = machine.event(&tune(0), "prepare begin");
+    let said =
+        "domain \"vm1\": its <cachetune> for vCPUs 0-1 names level 3 caches 0, but these vCPUs get CPUs that use 1";
+    assert_eq!(run.refused(Code::StaleCaches), said);
+    assert_eq!(machine.cli_with(&["explain", "-"], tune(0).xml()).complaint(Code::StaleCaches), said);
+    assert!(machine.everything() == before);
+    // Where libvirt takes the document back they are made to follow, and nothing else is.
+    let printed = machine.cli_with(&["transform"], tune(0).xml()).printed();
+    for part in ["<cache id='1' level='3' type='both' size='3' unit='MiB'/>", "<node id='1' bandwidth='60'/>"] {
+        assert!(printed.contains(part), "{printed}");
+    }
+    let migrated = machine.event(&tune(0), "migrate begin").printed();
+    assert!(migrated.contains("<cache id='1' ") && migrated.contains("<node id='1' "), "{migrated}");
+    machine.event(&tune(1), "prepare begin").printed();
 }
 
 #[test]

@@ -25,6 +25,7 @@ fn attributes() -> String {
         }
         match attribute.name {
             "nodes" | "cpus" | "dedicated-vcpus" => values.push("a list".to_owned()),
+            "tenant" => values.push("a name".to_owned()),
             "threads-per-core" => values.push("1, 2, ...".to_owned()),
             _ => {}
         }

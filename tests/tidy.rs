@@ -129,6 +129,8 @@ const PROVOKED: &[(&str, &str, &str)] = &[
     ("StalePins", "hook.rs", "every_kind_of_refusal_changes_nothing"),
     ("SharedPoolEmpty", "hook.rs", "nobody_is_left_without_a_cpu"),
     ("TopologyOtherwise", "hook.rs", "a_guest_that_would_be_told_otherwise"),
+    ("StaleCaches", "hook.rs", "allocated_caches_follow_the_vcpus"),
+    ("CoreSched", "live/leases.rs", "tenants_share_cores_with_nobody_else_or_do_not_start"),
     ("Reserved", "hook.rs", "what_is_set_aside_for_autostart_domains"),
     ("StateLocked", "hook.rs", "the_lock_is_waited_for_and_not_for_ever"),
     ("StateCorrupt", "hook.rs", "leases_that_cannot_be_read"),

@@ -3,7 +3,8 @@
 //! `plan.txt` has one `key value` a line: `vcpus` (a CPU for each, `-` for one that runs on the `shared` CPUs), `shared`,
 //! `emulator`, `iothreads` (CPU lists), `guest` (sockets dies cores threads; without it the topology is left alone),
 //! `memory-nodes` (a list), for each NUMA cell a `cell` (vCPUs, KiB and node, `-` for none), `scope placement-only` or `shape`,
-//! `realtime yes` (what such a domain lacks is written as well), and `schema refuses` or `libvirt refuses` where the *input*
+//! `caches` (for each level 3 cache of the host, from id 0, its CPUs: then cache ids follow), `realtime yes` (what such a domain
+//! lacks is written as well), and `schema refuses` or `libvirt refuses` where the *input*
 //! is not to the liking of libvirt's schema or of libvirt: both are asked where they are installed, and what they accept as
 //! input they must accept as output. `UPDATE=1 cargo test --test xml` writes the
 //! outcomes anew; read the difference before committing it.
@@ -28,14 +29,16 @@ use virt_pin::alloc::plan::{GuestTopology, PlacedCell, Plan};
 use virt_pin::alloc::policy::{Kind, Policy};
 use virt_pin::alloc::request::Request;
 use virt_pin::cpuset::{CpuId, CpuSet, NodeId};
-use virt_pin::error::Result;
+use virt_pin::error::{Error, Result};
+use virt_pin::xml::caches::CacheIds;
 use virt_pin::xml::pin::Scope;
-use virt_pin::xml::{shape, text_of};
+use virt_pin::xml::{Domain, caches, shape, text_of};
 
 struct Case {
     plan: Plan,
     scope: Scope,
     realtime: bool,
+    caches: CacheIds,
     schema_refuses: bool,
     libvirt_refuses: bool,
 }
@@ -45,6 +48,7 @@ fn parse_case(text: &str) -> Case {
         plan: Plan::new([], CpuSet::new()),
         scope: Scope::Everything,
         realtime: false,
+        caches: CacheIds::new(),
         schema_refuses: false,
         libvirt_refuses: false,
     };
@@ -67,6 +71,12 @@ fn parse_case(text: &str) -> Case {
                     node: (node != "-").then(|| NodeId(node.parse().unwrap())),
                 });
             }
+            ("caches", _) => {
+                for (id, cpus) in (0..).zip(value.split(' ')) {
+                    let cpus = CpuSet::parse_kernel_list(cpus).unwrap();
+                    case.caches.extend(cpus.iter().map(|cpu| ((3, cpu), id)));
+                }
+            }
             ("realtime", "yes") => case.realtime = true,
             ("emulator", _) => case.plan.emulator = CpuSet::parse_kernel_list(value).unwrap(),
             ("iothreads", _) => case.plan.iothreads = CpuSet::parse_kernel_list(value).unwrap(),
@@ -88,7 +98,16 @@ fn rewritten(input: Vec<u8>, case: &Case) -> Result<String> {
     if case.scope == Scope::Shape {
         return invariants::shaped(&text_of(input)?, &case.plan);
     }
-    let out = invariants::rewritten(&text_of(input)?, &case.plan, case.scope)?;
+    let mut out = invariants::rewritten(&text_of(input)?, &case.plan, case.scope)?;
+    if !case.caches.is_empty() {
+        let rewritten = |text: &str| {
+            let domain = Domain::parse(text)?;
+            Ok::<_, Error>(caches::rewrite(&domain, &case.plan, &case.caches)?.apply(text))
+        };
+        out = rewritten(&out)?;
+        assert_eq!(rewritten(&out)?, out, "a second time changes nothing");
+        assert!(caches::check(&Domain::parse(&out)?, &case.plan, &case.caches).is_ok());
+    }
     if !case.realtime {
         return Ok(out);
     }

@@ -2,7 +2,8 @@
 //!
 //! The same attributes are written in `<metadata>` and in the configuration's `[[domain]]` sections, so both come here as
 //! (name, value) pairs. [`ATTRIBUTES`] is the one table: parsing, messages and documentation read it. An unknown name or
-//! value is refused; unknown never means default.
+//! value is refused; unknown never means default. It is longer than most files: a table, its parser and its printer, which
+//! have to agree.
 
 use std::num::NonZeroU16;
 
@@ -22,6 +23,9 @@ pub struct Attribute {
     /// What it means, for the reference.
     pub meaning: &'static str,
 }
+
+/// The longest name of a tenant.
+const MAX_TENANT: usize = 64;
 
 /// Every attribute, in the order of the documentation.
 pub const ATTRIBUTES: &[Attribute] = &[
@@ -125,6 +129,19 @@ pub const ATTRIBUTES: &[Attribute] = &[
         unsupported: &[],
         meaning: "yes = the XML must give the dedicated vCPUs a realtime scheduler and lock the guest's memory, without what is \
                   known to hang a guest",
+    },
+    Attribute {
+        name: "core-sched",
+        values: &["none", "tenant"],
+        unsupported: &[],
+        meaning: "tenant = the kernel runs nobody but VMs of the same `tenant` on the threads of a core at the same time (core \
+                  scheduling)",
+    },
+    Attribute {
+        name: "tenant",
+        values: &[],
+        unsupported: &[],
+        meaning: "whose the VM is: 1 to 64 letters, digits, `.`, `_` or `-`; needed by core-sched=\"tenant\"",
     },
     Attribute {
         name: "fallback",
@@ -242,6 +259,16 @@ pub enum Fallback {
     Shared,
 }
 
+/// Who may run on a core's threads at the same time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CoreSched {
+    /// Whoever the kernel likes.
+    #[default]
+    None,
+    /// VMs of the same tenant.
+    Tenant,
+}
+
 /// What the guest is told of its cores and threads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GuestView {
@@ -291,6 +318,10 @@ pub struct Policy {
     pub irqs: Irqs,
     /// `realtime`
     pub realtime: bool,
+    /// `core-sched`
+    pub core_sched: CoreSched,
+    /// `tenant`: letters, digits, `.`, `_` and `-`. Never empty.
+    pub tenant: Option<String>,
     /// `fallback`
     pub fallback: Fallback,
 }
@@ -345,6 +376,20 @@ impl Policy {
             )
             .with_hint("leave fallback out"));
         }
+        if policy.core_sched == CoreSched::Tenant && policy.tenant.is_none() {
+            return Err(Error::new(
+                Code::PolicyInvalid,
+                "policy core-sched=\"tenant\" needs to know whose the VM is, and there is no tenant",
+            )
+            .with_hint("add tenant=\"NAME\": VMs of the same name may share cores"));
+        }
+        if policy.core_sched == CoreSched::Tenant && policy.fallback == Fallback::Shared {
+            return Err(Error::new(
+                Code::PolicyInvalid,
+                "policy core-sched=\"tenant\" with fallback=\"shared\": without CPUs of its own the VM would run beside everybody",
+            )
+            .with_hint("leave one of the two out"));
+        }
         let shares = [("emulator", policy.emulator), ("iothreads", policy.iothreads)];
         let sharing = shares.into_iter().find(|(_, place)| *place == OtherThreads::Share);
         if let Some((name, _)) = sharing.filter(|_| policy.realtime) {
@@ -358,6 +403,11 @@ impl Policy {
             .with_hint(format!("set {name} to \"housekeeping\" or \"isolate\"")));
         }
         Ok(policy)
+    }
+
+    /// The tenant whose core scheduling cookie the domain is to have, if any.
+    pub fn cookie_of(&self) -> Option<&str> {
+        self.tenant.as_deref().filter(|_| self.core_sched == CoreSched::Tenant)
     }
 
     /// The policy as (name, value) pairs, those with their default value left out: what [`Policy::from_attributes`] reads.
@@ -407,6 +457,8 @@ impl Policy {
             }),
             "irqs" => word(if self.irqs == Irqs::Stay { "stay" } else { "away" }),
             "realtime" => word(if self.realtime { "yes" } else { "no" }),
+            "core-sched" => word(if self.core_sched == CoreSched::None { "none" } else { "tenant" }),
+            "tenant" => self.tenant.clone(),
             "fallback" => word(if self.fallback == Fallback::Refuse { "refuse" } else { "shared" }),
             _ => None,
         };
@@ -456,6 +508,18 @@ impl Policy {
             "nodes" => self.nodes = Some(list("nodes", "node")?),
             "cpus" => self.cpus = Some(list("CPUs", "CPU")?),
             "dedicated-vcpus" => self.dedicated_vcpus = Some(list("vCPUs", "vCPU")?),
+            "tenant" => {
+                let known = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
+                if value.is_empty() || value.len() > MAX_TENANT || !value.bytes().all(known) {
+                    return Err(Error::new(
+                        Code::PolicyInvalid,
+                        format!(
+                            "policy tenant=\"{value}\" is not a name of 1 to {MAX_TENANT} letters, digits, \".\", \"_\" or \"-\""
+                        ),
+                    ));
+                }
+                self.tenant = Some(value.to_owned());
+            }
             "numa" if attribute.values.contains(&value) => self.numa = span()?,
             "cache" if attribute.values.contains(&value) => self.cache = span()?,
             "emulator" => self.emulator = threads()?,
@@ -482,6 +546,8 @@ impl Policy {
                 ("irqs", "away") => self.irqs = Irqs::Away,
                 ("realtime", "no") => self.realtime = false,
                 ("realtime", "yes") => self.realtime = true,
+                ("core-sched", "none") => self.core_sched = CoreSched::None,
+                ("core-sched", "tenant") => self.core_sched = CoreSched::Tenant,
                 ("fallback", "refuse") => self.fallback = Fallback::Refuse,
                 ("fallback", "shared") => self.fallback = Fallback::Shared,
                 // Values without a field here are either the default or refused by the caller as unsupported.
@@ -515,11 +581,10 @@ mod tests {
     fn every_documented_value_is_parsed_or_refused_as_unsupported() {
         for attribute in ATTRIBUTES {
             for value in attribute.values {
-                let policy = Policy::from_attributes(
-                    [("policy", "dedicated"), (attribute.name, value)]
-                        .into_iter()
-                        .skip(usize::from(attribute.name == "policy")),
-                );
+                // Beside what some values cannot be without.
+                let beside = [("policy", "dedicated"), ("tenant", "a")].into_iter();
+                let beside = beside.filter(|(name, _)| *name != attribute.name);
+                let policy = Policy::from_attributes(beside.chain([(attribute.name, *value)]));
                 match policy {
                     Ok(_) => assert!(!attribute.unsupported.contains(value), "{}={value}", attribute.name),
                     Err(error) => {
@@ -554,6 +619,11 @@ mod tests {
         );
         refused(&[("nodes", "x")], Code::PolicyInvalid, "policy nodes=\"x\" is not a list of nodes");
         refused(&[("nodes", " ")], Code::PolicyInvalid, "policy nodes=\"\" names no node");
+        for tenant in ["", "a b", "é", "a/b", "'", &"x".repeat(65)] {
+            let message =
+                format!("policy tenant=\"{tenant}\" is not a name of 1 to 64 letters, digits, \".\", \"_\" or \"-\"");
+            refused(&[("tenant", tenant)], Code::PolicyInvalid, &message);
+        }
         for count in ["0", "-1", "1.5", "+2", "65536", "", " 2", "٢"] {
             let message =
                 format!("policy threads-per-core=\"{count}\" is neither \"auto\" nor a number from 1 to 65535");
@@ -568,15 +638,23 @@ mod tests {
 
     #[test]
     fn attributes_come_back_as_they_were() {
-        let free = [("threads-per-core", "2"), ("nodes", "0-1,3"), ("cpus", "4-7"), ("dedicated-vcpus", "0-1")];
+        let free = [
+            ("threads-per-core", "2"),
+            ("nodes", "0-1,3"),
+            ("cpus", "4-7"),
+            ("dedicated-vcpus", "0-1"),
+            ("tenant", "a.b_c-1"),
+        ];
         for attribute in ATTRIBUTES.iter().filter(|attribute| attribute.name != "policy") {
             let values =
                 attribute.values.iter().filter(|value| !attribute.unsupported.contains(value)).skip(1).copied();
             for value in values.chain(free.iter().filter(|(name, _)| *name == attribute.name).map(|(_, value)| *value))
             {
-                let policy = Policy::from_attributes([("policy", "dedicated"), (attribute.name, value)]).unwrap();
+                let mut pairs = vec![("policy", "dedicated"), (attribute.name, value)];
+                pairs.extend((attribute.name == "core-sched").then_some(("tenant", "a")));
+                let policy = Policy::from_attributes(pairs.iter().copied()).unwrap();
                 let told = policy.to_attributes();
-                assert_eq!(told, [("policy", "dedicated".to_owned()), (attribute.name, value.to_owned())]);
+                assert!(told.iter().map(|(name, value)| (*name, value.as_str())).eq(pairs));
                 assert_eq!(
                     Policy::from_attributes(told.iter().map(|(name, value)| (*name, value.as_str()))).unwrap(),
                     policy
@@ -593,5 +671,15 @@ mod tests {
             assert_eq!(error.code, Code::PolicyInvalid);
             assert!(error.message.contains(&format!("with {name}=\"{value}\"")), "{}", error.message);
         }
+    }
+
+    #[test]
+    fn core_scheduling_is_a_tenants_and_needs_cpus() {
+        let dedicated = [("policy", "dedicated"), ("core-sched", "tenant")];
+        let message = "policy core-sched=\"tenant\" needs to know whose the VM is, and there is no tenant";
+        refused(&dedicated, Code::PolicyInvalid, message);
+        let without = [dedicated[0], dedicated[1], ("tenant", "a"), ("fallback", "shared")];
+        assert_eq!(Policy::from_attributes(without).unwrap_err().code, Code::PolicyInvalid);
+        assert!(Policy::from_attributes(without[..3].iter().copied()).is_ok());
     }
 }

@@ -237,8 +237,7 @@ fn confinement(root: &Root, findings: &mut Findings) {
             findings.pass("host", check, format!("{kind}: all of QEMU by its scope, each thread when it is started"));
         }
         Confinement::AtStarted => {
-            let message =
-                format!("{kind}: not on this kind of host yet; threads are bound when libvirt reports the VM started");
+            let message = format!("{kind}: threads are bound by affinity alone, when libvirt reports the VM started");
             findings.add("host", check, Verdict::Warn, message);
         }
     }
@@ -366,7 +365,7 @@ fn state(root: &Root, settings: Option<&Settings>, findings: &mut Findings) {
             Some(status) => binding::misplaced(root, &status, &plan),
             None => Err(Error::new(Code::HostIo, "libvirt has no status file of it (renamed?)")),
         }) {
-            Ok(misplaced) => match misplaced.first() {
+            Ok(misplaced) => match misplaced.iter().min_by_key(|found| found.is_late(&plan)) {
                 None => findings.pass("lease", check, plan.exclusive().to_string()),
                 Some(found) => {
                     let (name, tid) = (printable(&found.thread.name), found.thread.tid);
@@ -374,7 +373,12 @@ fn state(root: &Root, settings: Option<&Settings>, findings: &mut Findings) {
                         "\"{name}\" (tid {tid}) may run on CPUs {}, not {}",
                         found.thread.allowed, found.wanted
                     );
-                    findings.add("lease", check, Verdict::Fail, message);
+                    if found.is_late(&plan) {
+                        let way = "all its VM's own; it came later: see `virt-pin sync`, or restart the daemon, which ends no VM";
+                        findings.add("lease", check, Verdict::Warn, format!("{message} ({way})"));
+                    } else {
+                        findings.add("lease", check, Verdict::Fail, message);
+                    }
                 }
             },
             Err(error) => findings.error("lease", check, &error),

@@ -12,12 +12,13 @@ use crate::alloc::{self, quality};
 use crate::cpuset::{CpuId, CpuSet};
 use crate::decision::{self, Dedicated, Situation, Wish};
 use crate::definitions;
+use crate::enforce::cookie;
 use crate::enforce::isolation::{self, Wanted, irqs};
 use crate::error::{Error, Result, counted, printable};
 use crate::lock::leases::{Holds, Lease, Leases};
 use crate::uuid::DomainUuid;
 use crate::xml::read::Identity;
-use crate::xml::{Domain, read, realtime, shape};
+use crate::xml::{Domain, caches, read, realtime, shape};
 
 /// The answer, in JSON as it stands.
 #[derive(Serialize)]
@@ -197,10 +198,14 @@ fn dedicated(
     let situation = situation.beside(&leases, identity.uuid);
     let entering = arrival == Arrival::Migration;
     let planned = realtime::check(domain, &wish.request)
+        .and_then(|()| cookie::check(&context.root, &wish.request.policy))
         .and_then(|()| situation.plan(wish, existing, entering, &mut |step| steps.push(step.to_string())))
         .and_then(|plan| {
             let (iothreads, others) = (read::iothread_ids(domain)?, Wanted::of(&leases, identity.uuid));
             isolation::check(&context.root, &wish.request.policy, &plan, &iothreads, &others)?;
+            if !entering {
+                caches::check(domain, &plan, &decision::cache_ids(&context.root, domain)?)?;
+            }
             Ok(plan)
         });
     let refusal = match planned {

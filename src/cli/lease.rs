@@ -21,6 +21,8 @@ struct View<'l> {
     uuid: String,
     state: State,
     kind: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tenant: Option<&'l str>,
     cpus: String,
     /// Those of its own that it uses and that are offline.
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -62,6 +64,7 @@ impl<'l> View<'l> {
             uuid: lease.uuid.to_string(),
             state: lease.state,
             kind: kind(lease),
+            tenant: lease.request.as_ref().and_then(|request| request.policy.tenant.as_deref()),
             cpus: lease.cpus().to_string(),
             offline: online.map(|online| set(&|plan| plan.missing(online))).unwrap_or_default(),
             moving_to: lease.moving.as_ref().map(|moving| moving.to.exclusive().to_string()),
@@ -141,6 +144,9 @@ pub(super) fn lease(context: &Context, domain: &str) -> Result<String> {
     line("UUID", &view.uuid);
     line("State", state(lease));
     line("Kind", view.kind);
+    if let Some(tenant) = view.tenant {
+        line("Tenant", tenant);
+    }
     let age = process::uptime_secs(&context.root).saturating_sub(lease.since);
     line("Since", &format!("{} ago", duration(age)));
     line("CPUs held", &view.cpus);

@@ -6,7 +6,7 @@ use crate::definitions;
 use crate::error::{Error, Result};
 use crate::kept;
 use crate::xml::pin::{self, Scope};
-use crate::xml::{Domain, read, realtime};
+use crate::xml::{Domain, caches, read, realtime};
 
 pub(super) fn transform(context: &Context, file: &str) -> Result<String> {
     let text = subject::file(file)?;
@@ -28,6 +28,8 @@ pub(super) fn transform(context: &Context, file: &str) -> Result<String> {
         .plan(&wish, existing, true, &mut |_| {})
         .map_err(|error| decision::about(error, &identity.name, Some((&leases, identity.uuid))))?;
     let pinned = pin::rewrite(&domain, &plan, Scope::Everything).map_err(about)?.apply(&text);
+    let ids = decision::cache_ids(&context.root, &domain)?;
+    let pinned = caches::rewrite(&Domain::parse(&pinned)?, &plan, &ids).map_err(about)?.apply(&pinned);
     // What a realtime guest needs is no part of a plan: it is the same on every host.
     let edits = realtime::rewrite(&Domain::parse(&pinned)?, &wish.request).map_err(about)?;
     Ok(edits.apply(&pinned))

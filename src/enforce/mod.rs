@@ -1,10 +1,12 @@
 //! Makes a lease physical: nobody of the domain runs outside it, from QEMU's first instruction where the host allows.
 //!
 //! [`confinement`] says which way this host offers. [`tree`] makes the domain's cgroup before QEMU is executed, [`scope`]
-//! tells systemd to make it so; [`pool`] keeps the others off, [`isolation`] the host's own work where that is asked for; [`binding`] puts each thread where the plan says once it exists, and reads back. Nothing
-//! here decides who gets which CPUs, and nothing here calls libvirt.
+//! tells systemd to make it so; [`pool`] keeps the others off, [`isolation`] the host's own work where that is asked for;
+//! [`binding`] puts each thread where the plan says once it exists, and reads back; [`cookie`] keeps tenants off each other's
+//! cores; [`passage`] is the way to other CPUs. Nothing here decides who gets which CPUs, and nothing here calls libvirt.
 
 pub mod binding;
+pub mod cookie;
 pub mod isolation;
 pub mod passage;
 pub mod pool;
@@ -13,21 +15,25 @@ pub mod tree;
 
 use crate::alloc::plan::Plan;
 use crate::error::{Code, Error, Result};
-use crate::host::cgroup::{Hierarchy, has_machined, hierarchy};
+use crate::host::cgroup::{Hierarchy, has_machined, hierarchy, naming};
+use crate::host::machine_name::Naming;
 use crate::host::root::Root;
 
 /// How a domain is held to its CPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Confinement {
-    /// The domain's cgroup is made before QEMU is executed, each thread's part of it included: v1 without machined.
+    /// The domain's cgroup is made before QEMU is executed, each thread's part of it included: v1, and v2 without machined.
     Tree {
-        /// Mount point of the cpuset hierarchy.
-        mount: String,
+        /// Where the cpuset controller is.
+        hierarchy: Hierarchy,
+        /// Who names the cgroup. systemd does not manage the cpusets of v1, so there libvirt makes the directory of the name
+        /// that systemd has given the scope elsewhere.
+        naming: Naming,
     },
     /// A drop-in of the scope that systemd will make holds the domain as a whole before QEMU is executed; threads are
     /// bound when libvirt reports them started: v2 with machined.
     Scope,
-    /// Threads are bound when libvirt reports them started.
+    /// Threads are bound when libvirt reports them started: no cpuset controller.
     AtStarted,
 }
 
@@ -37,9 +43,9 @@ pub enum Confinement {
 /// As [`hierarchy`].
 pub fn confinement(root: &Root) -> Result<Confinement> {
     Ok(match hierarchy(root)? {
-        Some(Hierarchy::V1(mount)) if !has_machined(root) => Confinement::Tree { mount },
         Some(Hierarchy::V2(_)) if has_machined(root) => Confinement::Scope,
-        _ => Confinement::AtStarted,
+        Some(hierarchy) => Confinement::Tree { hierarchy, naming: naming(root) },
+        None => Confinement::AtStarted,
     })
 }
 
@@ -51,7 +57,9 @@ impl Confinement {
     /// As [`tree::path`].
     pub fn place(&self, partition: Option<&str>, domain_id: u32, name: &str) -> Result<Option<String>> {
         match self {
-            Confinement::Tree { mount } => tree::path(mount, partition, domain_id, name).map(Some),
+            Confinement::Tree { hierarchy, naming } => {
+                tree::path(hierarchy, *naming, partition, domain_id, name).map(Some)
+            }
             Confinement::Scope => Ok(Some(scope::path(domain_id, name))),
             Confinement::AtStarted => Ok(None),
         }
@@ -63,7 +71,7 @@ impl Confinement {
     /// [`Code::ConfinementFailed`] with the step that failed; what was made is removed again.
     pub fn make(&self, root: &Root, place: &str, iothreads: &[u32], plan: &Plan) -> Result<()> {
         let made = match self {
-            Confinement::Tree { mount } => tree::make(root, mount, place, iothreads, plan),
+            Confinement::Tree { hierarchy, .. } => tree::make(root, hierarchy, place, iothreads, plan),
             Confinement::Scope => scope::make(root, place, plan),
             Confinement::AtStarted => Ok(()),
         };
@@ -110,11 +118,14 @@ mod tests {
         let v2 = [("/proc/mounts", "cgroup2 /c cgroup2 rw 0 0\n"), ("/c/cgroup.controllers", "cpuset\n")];
         let systemd = ("/run/systemd/system/x", "");
         let machined = ("/usr/share/dbus-1/system-services/org.freedesktop.machine1.service", "");
-        let tree = Confinement::Tree { mount: "/c".to_owned() };
-        assert_eq!(on(&[v1]), tree);
-        assert_eq!(on(&[v1, systemd]), tree);
-        assert_eq!(on(&[v1, systemd, machined]), Confinement::AtStarted);
-        assert_eq!(on(&v2), Confinement::AtStarted);
+        let tree = |hierarchy: fn(String) -> Hierarchy, naming| {
+            let hierarchy = hierarchy("/c".to_owned());
+            Confinement::Tree { hierarchy, naming }
+        };
+        assert_eq!(on(&[v1]), tree(Hierarchy::V1, Naming::Libvirt));
+        assert_eq!(on(&[v1, systemd]), tree(Hierarchy::V1, Naming::Libvirt));
+        assert_eq!(on(&[v1, systemd, machined]), tree(Hierarchy::V1, Naming::Systemd));
+        assert_eq!(on(&v2), tree(Hierarchy::V2, Naming::Libvirt));
         assert_eq!(on(&[v2[0], v2[1], systemd, machined]), Confinement::Scope);
         assert_eq!(on(&[("/proc/mounts", "cgroup2 /c cgroup2 rw 0 0\n")]), Confinement::AtStarted);
         assert_eq!(
@@ -122,11 +133,15 @@ mod tests {
             Some(r"/run/systemd/system/machine-qemu\x2d3\x2da.scope.d")
         );
         assert_eq!(Confinement::AtStarted.place(None, 3, "a").unwrap(), None);
-        let tree = Confinement::Tree { mount: "/c".to_owned() };
         let names =
             ["qemu-1-a0.libvirt-qemu", "qemu-12-a0.libvirt-qemu", "qemu-3-b.libvirt-qemu", "qemu--a0.libvirt-qemu"];
         let files = names.map(|name| (format!("/c/machine/{name}/cpuset.cpus"), String::new()));
-        let found = places_of(&Root::described(files.into()), &tree, None, "a0");
+        let found = places_of(&Root::described(files.into()), &tree(Hierarchy::V2, Naming::Libvirt), None, "a0");
         assert_eq!(found, ["/c/machine/qemu-1-a0.libvirt-qemu", "/c/machine/qemu-12-a0.libvirt-qemu"]);
+        let names =
+            [r"machine-qemu\x2d1\x2da0.scope", r"machine-qemu\x2d20\x2da0.scope", r"machine-qemu\x2d3\x2db.scope"];
+        let files = names.map(|name| (format!("/c/machine.slice/{name}/cpuset.cpus"), String::new()));
+        let found = places_of(&Root::described(files.into()), &tree(Hierarchy::V1, Naming::Systemd), None, "a0");
+        assert_eq!(found, names[..2].iter().map(|name| format!("/c/machine.slice/{name}")).collect::<Vec<_>>());
     }
 }

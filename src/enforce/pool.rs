@@ -10,8 +10,8 @@ use std::fs;
 use super::scope;
 use crate::cpuset::CpuSet;
 use crate::error::{Code, Error, Result};
-use crate::host::cgroup::{Hierarchy, has_machined, hierarchy};
-use crate::host::machine_name::machine_of_scope;
+use crate::host::cgroup::{Hierarchy, has_machined, hierarchy, naming};
+use crate::host::machine_name::Naming;
 use crate::host::root::Root;
 
 /// How deep partitions are looked into.
@@ -97,7 +97,7 @@ fn hold_v1(root: &Root, dir: &str, cpus: &CpuSet) -> Result<()> {
         let own = CpuSet::parse_kernel_list(&text).unwrap_or_default();
         let kept = own.intersection(cpus);
         let kept = if own == former || kept.is_empty() { cpus.clone() } else { kept };
-        set(root, &child, &kept)?;
+        hold_v1(root, &child, &kept)?;
     }
     set(root, dir, cpus)?;
     Ok(())
@@ -105,54 +105,41 @@ fn hold_v1(root: &Root, dir: &str, cpus: &CpuSet) -> Result<()> {
 
 /// The domains that run or are being started, as (machine name, cgroup directory).
 fn domains(root: &Root, hierarchy: &Hierarchy) -> Vec<(String, String)> {
-    let (Hierarchy::V1(mount) | Hierarchy::V2(mount)) = hierarchy;
+    let (mount, naming) = (hierarchy.mount(), naming(root));
     let mut found = Vec::new();
-    if has_machined(root) {
-        below(
-            root,
-            &format!("{mount}/machine.slice"),
-            MAX_DEPTH,
-            &mut |name| {
-                let machine = machine_of_scope(name).filter(|machine| machine.starts_with("qemu-"));
-                if name.ends_with(".slice") { Step::Into } else { machine.map_or(Step::Over, Step::Found) }
-            },
-            &mut found,
-        );
-        return found;
-    }
-    // Without machined libvirt's partitions are directories of the hierarchy itself.
-    for top in root.list(mount).unwrap_or_default() {
-        if top == "machine" || top.ends_with(".partition") {
-            below(
-                root,
-                &format!("{mount}/{top}"),
-                MAX_DEPTH,
-                &mut |name| {
-                    let machine = name.strip_suffix(".libvirt-qemu");
-                    machine.map_or(Step::Into, |machine| Step::Found(machine.to_owned()))
-                },
-                &mut found,
-            );
-        }
+    // Partitions are cgroups of the hierarchy itself; libvirt's own have their names from libvirt.
+    let is_partition = |name: &str| match naming {
+        Naming::Systemd => name.ends_with(".slice"),
+        Naming::Libvirt => name == "machine" || name.ends_with(".partition"),
+    };
+    for top in root.list(mount).unwrap_or_default().iter().filter(|name| is_partition(name)) {
+        let mut step = |name: &str| match naming.machine(name) {
+            Some(machine) => Step::Found(machine),
+            None if naming == Naming::Systemd && !name.ends_with(".slice") => Step::Over,
+            None => Step::Into,
+        };
+        below(root, &format!("{mount}/{top}"), MAX_DEPTH, &mut step, &mut found);
     }
     found
 }
 
+#[derive(PartialEq, Eq)]
 enum Step {
     Into,
     Over,
     Found(String),
 }
 
-fn below(root: &Root, dir: &str, depth: usize, step: &mut dyn FnMut(&str) -> Step, found: &mut Vec<(String, String)>) {
+fn below(root: &Root, dir: &str, depth: usize, next: &mut dyn FnMut(&str) -> Step, found: &mut Vec<(String, String)>) {
     for name in root.list(dir).unwrap_or_default() {
+        let step = next(&name);
         let path = format!("{dir}/{name}");
-        if !fs::symlink_metadata(root.resolve(&path)).is_ok_and(|found| found.is_dir()) {
+        if step == Step::Over || !fs::symlink_metadata(root.resolve(&path)).is_ok_and(|found| found.is_dir()) {
             continue;
         }
-        match step(&name) {
+        match step {
             Step::Found(machine) => found.push((machine, path)),
-            Step::Into if depth > 0 => below(root, &path, depth - 1, step, found),
+            Step::Into if depth > 0 => below(root, &path, depth - 1, next, found),
             _ => {}
         }
     }

@@ -14,7 +14,7 @@ use crate::cpuset::CpuSet;
 use crate::decision::{self, Dedicated, Situation, Wish};
 use crate::definitions;
 use crate::enforce::isolation::{self, Wanted};
-use crate::enforce::{self, binding};
+use crate::enforce::{self, binding, cookie};
 use crate::error::{Code, Error, Result};
 use crate::host::process::{self, Process};
 use crate::host::qemu;
@@ -26,7 +26,7 @@ use crate::log::Journal;
 use crate::uuid::DomainUuid;
 use crate::xml::Domain;
 use crate::xml::pin::{self, Scope};
-use crate::xml::{read, realtime, shape};
+use crate::xml::{caches, read, realtime, shape};
 
 /// A lease that is no more, and why.
 type Void = (Lease, &'static str);
@@ -104,6 +104,7 @@ impl Event<'_> {
     /// Takes or finds the lease of a dedicated domain and confines the domain to it; or records that it starts without.
     fn lease(&self, wish: &Dedicated) -> Result<String> {
         realtime::check(self.domain, &wish.request).map_err(|error| self.named(error))?;
+        cookie::check(self.root, &wish.request.policy).map_err(|error| self.named(error))?;
         let preparing = self.operation == Operation::Prepare;
         let partition = read::partition(self.domain);
         let definitions = definitions::read(self.root, &wish.settings).dedicated;
@@ -146,6 +147,16 @@ impl Event<'_> {
         let scope = if preparing { Scope::Everything } else { Scope::PlacementOnly };
         let edits = pin::rewrite(self.domain, &plan, scope).map_err(|error| self.named(error))?;
         let output = edits.apply(self.domain.text());
+        let ids = decision::cache_ids(self.root, self.domain).map_err(|error| self.named(error))?;
+        let output = if preparing {
+            // libvirt has its own document, whatever we print.
+            caches::check(self.domain, &plan, &ids).map(|()| output)
+        } else {
+            Domain::parse(&output)
+                .and_then(|domain| caches::rewrite(&domain, &plan, &ids))
+                .map(|edits| edits.apply(&output))
+        }
+        .map_err(|error| self.named(error))?;
         if !preparing && existing.as_ref().is_some_and(|lease| lease.state != State::Provisional) {
             // The domain is being started, or runs: this event may belong to another attempt, and takes nothing away.
             return Ok(output);
@@ -329,7 +340,7 @@ impl Event<'_> {
         binding::bind(self.root, &status, plan).map_err(|error| self.named(error))?;
         self.isolate(lease, &status, plan).map_err(|error| self.named(error))?;
         match self.mark_running(&status) {
-            Err(error) if error.code == Code::DomainUnknown => return Err(error),
+            Err(error) if matches!(error.code, Code::DomainUnknown | Code::CoreSched) => return Err(error),
             // Every thread is right and the lease stands, if with less than could be known of its domain.
             Err(error) => self.only_record(&error)?,
             Ok(()) => {}
@@ -389,6 +400,15 @@ impl Event<'_> {
         let qemu = process::process(self.root, status.pid)?;
         if lease.state == State::Running && lease.qemu == qemu {
             return Ok(());
+        }
+        let tenant_of = |lease: &Lease| lease.request.as_ref()?.policy.cookie_of().map(str::to_owned);
+        if let Some(tenant) = tenant_of(&lease) {
+            let others =
+                leases.iter().filter(|other| other.uuid != self.uuid && tenant_of(other).as_ref() == Some(&tenant));
+            let others = others.filter_map(|other| other.qemu);
+            let others = others.filter(|qemu| reclaim::is_alive(self.root, *qemu).unwrap_or(false));
+            let others: Vec<u32> = others.map(|qemu| qemu.pid).collect();
+            cookie::share(self.root, status.pid, &others).map_err(|error| self.named(error))?;
         }
         let domain_id = self.identity.id.or(lease.domain_id);
         let running = Lease { state: State::Running, qemu, domain_id, since: process::uptime_secs(self.root), ..lease };

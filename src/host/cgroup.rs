@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use super::machine_name::partition_path;
+use super::machine_name::Naming;
 use super::root::Root;
 use crate::cpuset::CpuSet;
 use crate::error::{Code, Error, Result};
@@ -16,6 +16,22 @@ pub enum Hierarchy {
     V1(String),
     /// cgroup v2: the unified hierarchy.
     V2(String),
+}
+
+impl Hierarchy {
+    /// Where it is mounted.
+    pub fn mount(&self) -> &str {
+        let (Hierarchy::V1(mount) | Hierarchy::V2(mount)) = self;
+        mount
+    }
+
+    /// The file that lists a cgroup's threads, and takes one in.
+    pub fn threads_file(&self) -> &'static str {
+        match self {
+            Hierarchy::V1(_) => "tasks",
+            Hierarchy::V2(_) => "cgroup.threads",
+        }
+    }
 }
 
 /// Where the cpuset controller is; `None` where there is none.
@@ -54,6 +70,11 @@ pub fn has_machined(root: &Root) -> bool {
         && root.exists("/usr/share/dbus-1/system-services/org.freedesktop.machine1.service")
 }
 
+/// Who names the cgroups of domains on this host.
+pub fn naming(root: &Root) -> Naming {
+    if has_machined(root) { Naming::Systemd } else { Naming::Libvirt }
+}
+
 /// The CPUs that a domain's cgroup can be given at all: what its parent (or the nearest ancestor that exists) has.
 /// `None` = no restriction known.
 ///
@@ -67,8 +88,7 @@ pub fn reach(root: &Root, partition: Option<&str>) -> Result<Option<CpuSet>> {
         Hierarchy::V1(mount) => (mount, "cpuset.effective_cpus"),
         Hierarchy::V2(mount) => (mount, "cpuset.cpus.effective"),
     };
-    let parent = if has_machined(root) { "/machine.slice".to_owned() } else { parent_path(partition)? };
-    let mut path = format!("{mount}{parent}");
+    let mut path = format!("{mount}{}", parent_path(naming(root), partition)?);
     loop {
         if let Some(text) = root.read_if_exists(&format!("{path}/{file}"))? {
             let mut cpus = CpuSet::parse_kernel_list(&text)
@@ -89,9 +109,9 @@ pub fn reach(root: &Root, partition: Option<&str>) -> Result<Option<CpuSet>> {
 ///
 /// # Errors
 /// [`Code::DomainInvalid`] when it is no absolute path.
-pub fn parent_path(partition: Option<&str>) -> Result<String> {
+pub fn parent_path(naming: Naming, partition: Option<&str>) -> Result<String> {
     let partition = partition.unwrap_or("/machine");
-    partition_path(partition).ok_or_else(|| {
+    naming.partition_path(partition).ok_or_else(|| {
         Error::new(
             Code::DomainInvalid,
             format!("<partition>{partition}</partition> is not an absolute path of a cgroup"),
@@ -124,6 +144,12 @@ pub fn of_thread(root: &Root, hierarchy: &Hierarchy, pid: u32, tid: u32) -> Opti
         let ours = last == "emulator" || numbered(last, "vcpu") || numbered(last, "iothread");
         (ours && !path.split('/').any(|part| part == "..")).then(|| format!("{mount}{path}"))
     })
+}
+
+/// The threads in a cgroup, of whatever process: none if it is gone.
+pub fn threads_in(root: &Root, hierarchy: &Hierarchy, dir: &str) -> Vec<u32> {
+    let text = root.read_if_exists(&format!("{dir}/{}", hierarchy.threads_file())).ok().flatten().unwrap_or_default();
+    text.lines().filter_map(|line| line.trim().parse().ok()).collect()
 }
 
 #[cfg(test)]

@@ -3,6 +3,42 @@
 //! libvirt 9.0 to 12.8: `virDomainMachineNameAppendValid` (src/hypervisor/domain_driver.c), `virCgroupSetPartitionSuffix`
 //! and `virCgroupPartitionEscape` (src/util/vircgroup.c).
 
+/// Who names the cgroups of domains.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Naming {
+    /// libvirt itself: `/machine/qemu-1-a.libvirt-qemu`.
+    Libvirt,
+    /// systemd, which libvirt asks through machined: `/machine.slice/machine-qemu\x2d1\x2da.scope`.
+    Systemd,
+}
+
+impl Naming {
+    /// The path of a `<resource><partition>` below a hierarchy's mount point; `None` for a path that is not absolute or has
+    /// a `..`.
+    pub fn partition_path(self, partition: &str) -> Option<String> {
+        match self {
+            Naming::Libvirt => partition_path(partition),
+            Naming::Systemd => slice_path(partition),
+        }
+    }
+
+    /// The name of a domain's cgroup in its partition.
+    pub fn directory(self, domain_id: u32, name: &str) -> String {
+        match self {
+            Naming::Libvirt => format!("{}.libvirt-qemu", machine_name(domain_id, name)),
+            Naming::Systemd => scope_name(domain_id, name),
+        }
+    }
+
+    /// The machine whose processes such a cgroup holds; `None` for any other cgroup.
+    pub fn machine(self, directory: &str) -> Option<String> {
+        match self {
+            Naming::Libvirt => directory.strip_suffix(".libvirt-qemu").map(str::to_owned),
+            Naming::Systemd => machine_of_scope(directory).filter(|machine| machine.starts_with("qemu-")),
+        }
+    }
+}
+
 /// The longest machine name, `qemu-<id>-` included.
 const MAX_MACHINE_NAME: usize = 64;
 
@@ -39,10 +75,30 @@ pub fn machine_of_scope(unit: &str) -> Option<String> {
     Some(unit.strip_prefix("machine-")?.strip_suffix(".scope")?.replace("\\x2d", "-"))
 }
 
-/// The path of a `<resource><partition>` below a hierarchy's mount point, where there is no machined: `/machine` stays,
-/// every other component without a dot gets `.partition`, and names that could be mistaken for kernel files are escaped.
-/// `None` for a path that is not absolute or has a `..`.
-pub fn partition_path(partition: &str) -> Option<String> {
+/// Where systemd has the slice of a partition (`virSystemdMakeSliceName`): `/machine/prod` is `machine-prod.slice`, which is
+/// in `machine.slice`. Of a component, all that is no letter, digit, `:`, `_` or dot is escaped; so is a dot at the beginning.
+fn slice_path(partition: &str) -> Option<String> {
+    let (mut path, mut slice) = (String::new(), String::new());
+    for component in partition.strip_prefix('/')?.split('/').filter(|part| !part.is_empty()) {
+        if component == ".." || component.contains('\0') {
+            return None;
+        }
+        if !slice.is_empty() {
+            slice.push('-');
+        }
+        for byte in component.bytes() {
+            let kept =
+                byte.is_ascii_alphanumeric() || matches!(byte, b':' | b'_') || (byte == b'.' && !slice.is_empty());
+            if kept { slice.push(char::from(byte)) } else { slice.push_str(&format!("\\x{byte:02x}")) }
+        }
+        path.push_str(&format!("/{slice}.slice"));
+    }
+    (!path.is_empty()).then_some(path)
+}
+
+/// Where libvirt has a partition without systemd's help: `/machine` stays, every other component without a dot gets
+/// `.partition`, and names that could be mistaken for kernel files are escaped.
+fn partition_path(partition: &str) -> Option<String> {
     let mut path = String::new();
     for (index, component) in partition.strip_prefix('/')?.split('/').filter(|part| !part.is_empty()).enumerate() {
         if component == ".." || component.contains('\0') {
@@ -104,7 +160,18 @@ mod tests {
             ("machine", None),
             ("/machine/../..", None),
         ] {
-            assert_eq!(partition_path(partition).as_deref(), expected, "{partition}");
+            assert_eq!(Naming::Libvirt.partition_path(partition).as_deref(), expected, "{partition}");
+        }
+        for (partition, expected) in [
+            ("/machine", Some("/machine.slice")),
+            ("/machine/prod/", Some("/machine.slice/machine-prod.slice")),
+            ("/a-b/.c d", Some(r"/a\x2db.slice/a\x2db-.c\x20d.slice")),
+            ("/.a", Some(r"/\x2ea.slice")),
+            ("/", None),
+            ("machine", None),
+            ("/machine/../..", None),
+        ] {
+            assert_eq!(Naming::Systemd.partition_path(partition).as_deref(), expected, "{partition}");
         }
     }
 }

@@ -4,6 +4,7 @@
 //! [`sysfs::read`] from a [`root::Root`] and never changes; it knows nothing of leases or policies. What could not be
 //! read is `None` and named in [`Topology::losses`]: an unknown relation is never guessed.
 
+pub mod cache_id;
 pub mod cgroup;
 pub mod description;
 pub mod machine_name;

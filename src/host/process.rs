@@ -77,6 +77,11 @@ pub fn threads(root: &Root, pid: u32) -> Result<Vec<Thread>> {
     Ok(threads)
 }
 
+/// One thread, whosever it is (a process's first thread, or a kernel thread, by its pid); `None` when it has ended.
+pub fn one_thread(root: &Root, tid: u32) -> Option<Thread> {
+    thread(tid, &root.read_if_exists(&format!("/proc/{tid}/status")).ok()??)
+}
+
 fn thread(tid: u32, status: &str) -> Option<Thread> {
     let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name));
     let allowed = CpuSet::parse_kernel_list(field("Cpus_allowed_list:")?).ok()?;

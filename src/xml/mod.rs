@@ -10,6 +10,7 @@
 //! reads them; where libvirt refuses a value, so does this module. Pure: no files, clock or environment. Hostile text
 //! (a DTD, millions of attributes, endless nesting) is refused in time and memory proportional to its size.
 
+pub mod caches;
 mod devices;
 pub mod edit;
 pub mod former;

@@ -35,8 +35,15 @@ pub(crate) struct Thread {
     pub(crate) name: String,
     /// The CPUs it may run on, as the kernel prints them (`0-1,3`).
     pub(crate) cpus: String,
-    /// Its cgroup, below that of its VM.
+    /// Its cpuset cgroup, below that of its VM.
     pub(crate) cgroup: String,
+}
+
+impl Thread {
+    /// The last part of its cgroup's path: `emulator`, `vcpu0`, ...
+    pub(crate) fn own_cgroup(&self) -> &str {
+        self.cgroup.rsplit('/').next().unwrap()
+    }
 }
 
 impl Host {
@@ -92,6 +99,14 @@ impl Host {
         Some(hosts)
     }
 
+    /// Makes the host one without machined, as if it had never been installed.
+    #[track_caller]
+    pub(crate) fn without_machined(&self) {
+        self.sh("rm /usr/share/dbus-1/system-services/org.freedesktop.machine1.service &&
+                 systemctl mask --now systemd-machined && systemctl reload dbus && systemctl restart libvirtd")
+            .ok();
+    }
+
     /// Runs a shell script.
     #[track_caller]
     pub(crate) fn sh(&self, script: &str) -> Output {
@@ -136,14 +151,16 @@ impl Host {
         // `481/comm:CPU 0/TCG`, `481/cgroup:0::/machine.slice/...`, `481/status:Cpus_allowed_list:\t2`.
         let script = format!(
             "cd /proc/$(cat /run/libvirt/qemu/{name}.pid)/task &&
-             grep --no-messages . */comm */cgroup; grep --no-messages ^Cpus_allowed_list: */status"
+             grep --no-messages . */comm; grep --no-messages ^Cpus_allowed_list: */status
+             grep --no-messages --extended-regexp '^0::|^[0-9]+:([^:]*,)?cpuset[,:]' */cgroup"
         );
         let lines = self.sh(&script).ok();
         let mut found: BTreeMap<&str, BTreeMap<&str, &str>> = BTreeMap::new();
         for line in lines.lines() {
             let (tid, rest) = line.split_once('/').unwrap();
             let (file, value) = rest.split_once(':').unwrap();
-            found.entry(tid).or_default().insert(file, value);
+            // Where the cpuset controller has a hierarchy of its own, that comes first.
+            found.entry(tid).or_default().entry(file).or_insert(value);
         }
         // A worker may end while we read: then it is none any more.
         let whole = found.values().filter(|files| files.len() == 3);
@@ -151,7 +168,11 @@ impl Host {
             .map(|files| Thread {
                 name: files["comm"].to_owned(),
                 cpus: files["status"].split_once(':').unwrap().1.trim().to_owned(),
-                cgroup: files["cgroup"].split_once(".scope").map_or(files["cgroup"], |(_, below)| below).to_owned(),
+                cgroup: {
+                    let ends = [".scope", ".libvirt-qemu"].into_iter();
+                    let below = ends.filter_map(|end| files["cgroup"].split_once(end)).next();
+                    below.map_or(files["cgroup"], |(_, below)| below).to_owned()
+                },
             })
             .collect();
         threads.sort_by_key(|thread| (!thread.name.starts_with("CPU "), thread.name.clone()));

@@ -5,28 +5,26 @@ use crate::host::Host;
 use crate::shape::{Debian, Shape};
 
 /// Cores of both nodes may be handed out (node 0 has CPUs 0-7); the first of each stays with the host.
-const CONFIG: &str = "pinnable_cpus = \"2-7,10-15\"\n";
+pub(crate) const CONFIG: &str = "pinnable_cpus = \"2-7,10-15\"\n";
 
 /// Where the host's own work, and QEMU's, belongs then.
-const HOUSEKEEPING: &str = "0-1,8-9";
+pub(crate) const HOUSEKEEPING: &str = "0-1,8-9";
 
 impl Host {
     /// Each vCPU thread is on its CPU, and in its cgroup; all others of the VM are on the housekeeping CPUs.
     #[track_caller]
-    fn assert_bound(&self, name: &str, cpus: &[&str]) {
+    pub(crate) fn assert_bound(&self, name: &str, cpus: &[&str]) {
         let threads = self.threads(name);
         let (vcpus, others) = threads.split_at(cpus.len());
         for (vcpu, (thread, cpu)) in vcpus.iter().zip(cpus).enumerate() {
-            let expected = (format!("CPU {vcpu}/TCG"), *cpu, format!("/libvirt/vcpu{vcpu}"));
-            assert_eq!((thread.name.clone(), thread.cpus.as_str(), thread.cgroup.clone()), expected, "{threads:#?}");
+            let found = (thread.name.clone(), thread.cpus.as_str(), thread.own_cgroup());
+            let expected = (format!("CPU {vcpu}/TCG"), *cpu, format!("vcpu{vcpu}"));
+            assert_eq!((found.0, found.1, found.2.to_owned()), expected, "{threads:#?}");
         }
         assert!(!others.is_empty(), "{threads:#?}");
         for thread in others {
-            assert_eq!(
-                (thread.cpus.as_str(), thread.cgroup.as_str()),
-                (HOUSEKEEPING, "/libvirt/emulator"),
-                "{threads:#?}"
-            );
+            let own = if thread.name.starts_with("IO iothread") { &thread.name[3..] } else { "emulator" };
+            assert_eq!((thread.cpus.as_str(), thread.own_cgroup()), (HOUSEKEEPING, own), "{threads:#?}");
         }
     }
 }

@@ -32,6 +32,7 @@ mod shape;
 mod snapshot;
 mod trace;
 mod vm;
+mod ways;
 mod wire;
 
 use std::collections::BTreeSet;

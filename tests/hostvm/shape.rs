@@ -26,6 +26,7 @@ pub(crate) struct Shape {
     cores: u32,
     threads: u32,
     nodes: u32,
+    cgroup_v1: bool,
     /// What is installed on it.
     pub(crate) debian: Debian,
 }
@@ -36,7 +37,7 @@ impl Shape {
 
     /// So many packages, cores in each, and threads of each core; every package is a node.
     pub(crate) fn new(packages: u32, cores: u32, threads: u32) -> Shape {
-        Shape { packages, cores, threads, nodes: packages, debian: Debian::Trixie }
+        Shape { packages, cores, threads, nodes: packages, cgroup_v1: false, debian: Debian::Trixie }
     }
 
     /// The same with so many NUMA nodes, which share the CPUs evenly.
@@ -50,14 +51,30 @@ impl Shape {
         Shape { debian, ..self }
     }
 
+    /// The same with every controller in a cgroup hierarchy of its own, as systemd has it when the kernel's command line
+    /// says so.
+    pub(crate) fn cgroup_v1(self) -> Shape {
+        Shape { cgroup_v1: true, ..self }
+    }
+
+    /// What its kernel is told beside what all are.
+    pub(crate) fn kernel(self) -> &'static str {
+        if self.cgroup_v1 {
+            "systemd.unified_cgroup_hierarchy=0 systemd.legacy_systemd_cgroup_controller=1"
+        } else {
+            ""
+        }
+    }
+
     fn cpus(self) -> u32 {
         self.packages * self.cores * self.threads
     }
 
     /// In one word, for people and file names.
     pub(crate) fn name(self) -> String {
-        let Shape { packages, cores, threads, nodes, debian } = self;
-        format!("{}-{packages}x{cores}x{threads}-{nodes}n", debian.name())
+        let Shape { packages, cores, threads, nodes, cgroup_v1, debian } = self;
+        let cgroups = if cgroup_v1 { "-v1" } else { "" };
+        format!("{}-{packages}x{cores}x{threads}-{nodes}n{cgroups}", debian.name())
     }
 
     /// QEMU's arguments for it; `memory` says where the memory of a node is.

@@ -24,7 +24,7 @@ pub(crate) fn of(qemu: &Image, image: &Image, shape: Shape) -> Result<PathBuf, S
     // All that goes into it: the two images, the shape, how QEMU is called, and what is done here.
     let recipe = (
         [qemu, image].map(|image| image.file("")),
-        shape.arguments(|_| String::new()),
+        (shape.arguments(|_| String::new()), shape.kernel()),
         [include_str!("vm.rs"), include_str!("snapshot.rs")],
     );
     cache::entry(&shape.name(), recipe, "booting it for the first time, which takes most of a minute", |state| {

@@ -129,7 +129,7 @@ impl Vm {
             .args(qemu.qemu())
             .args(["-nodefaults", "-no-user-config", "-display", "none", "-machine", "pc", "-accel", accelerator])
             .args(shape.arguments(memory))
-            .args(["-kernel", &kernel, "-initrd", &initrd, "-append", KERNEL])
+            .args(["-kernel", &kernel, "-initrd", &initrd, "-append", &format!("{KERNEL} {}", shape.kernel())])
             .args(["-chardev", &format!("file,id=serial,path={}", path("serial.log")), "-serial", "chardev:serial"])
             .args(["-drive", &format!("{disk},if=virtio,format=raw,cache=unsafe")])
             .args(["-drive", &format!("file={},if=virtio,format=raw,cache=unsafe", path("letterbox"))])

@@ -4,6 +4,8 @@
 
 use std::collections::BTreeSet;
 
+use virt_pin::error::Code;
+
 use crate::guest::Guest;
 use crate::libvirtd::{Libvirtd, Options, Thread};
 
@@ -251,6 +253,64 @@ fn iothreads_and_late_vcpus_are_where_the_lease_says() {
     });
     daemon.virsh(&["setvcpus", "late", "2", "--live"]).ok();
     assert_eq!(daemon.places("late").0, ["0", "1"]);
+}
+
+#[test]
+fn late_threads_are_where_the_lease_says() {
+    let Some(daemon) = Libvirtd::start(&Options::virt_pin(ONE)) else { return };
+    daemon.run(&dedicated("late").tuning("<iothreads>1</iothreads>"));
+    daemon.wait_until("the live XML shows the lease", |daemon| {
+        daemon.virsh(&["dumpxml", "late"]).ok().contains("<iothreadpin iothread='1' cpuset='0'/>")
+    });
+    let place = |daemon: &Libvirtd, name: &str| {
+        let thread = daemon.threads("late").into_iter().find(|thread| thread.comm == name).unwrap();
+        (thread.cpus, thread.cgroup.rsplit('/').next().unwrap().to_owned())
+    };
+    // Until libvirt is told of it, an I/O thread that was not there at the start may run wherever its VM may.
+    daemon.virsh(&["iothreadadd", "late", "7"]).ok();
+    assert_eq!(place(&daemon, "IO iothread7"), ("0-1".to_owned(), "iothread7".to_owned()));
+    daemon.exec(&["virt-pin", "sync", "late"]).ok();
+    assert_eq!(place(&daemon, "IO iothread7"), ("0".to_owned(), "iothread7".to_owned()));
+    // A thread of QEMU's that a vCPU's has made lives on that one's CPU: it is taken to the others, and the vCPU stays.
+    let others = daemon.threads("late").into_iter().find(|thread| thread.comm == "IO mon_iothread").unwrap();
+    let vcpu = "/sys/fs/cgroup/cpuset/machine/qemu-1-late.libvirt-qemu/vcpu0/tasks";
+    daemon.exec(&["bash", "-c", &format!("echo {} >{vcpu}", others.tid)]).ok();
+    assert_eq!(place(&daemon, "IO mon_iothread"), ("1".to_owned(), "vcpu0".to_owned()));
+    daemon.restart_daemon();
+    daemon
+        .wait_until("it is back", |daemon| place(daemon, "IO mon_iothread") == ("0".to_owned(), "emulator".to_owned()));
+    daemon.assert_on_cpu_1("late");
+}
+
+#[test]
+fn tenants_share_cores_with_nobody_else_or_do_not_start() {
+    let Some(daemon) = Libvirtd::start(&Options::virt_pin(ONE)) else { return };
+    let guest = Guest::new("theirs").policy("policy='dedicated' core-sched='tenant' tenant='acme'");
+    daemon.define(&guest);
+    let started = daemon.start_guest("theirs");
+    // Whether this kernel can is its own business; that it is asked is ours.
+    let mut probe = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+    let scope = rustix::thread::CoreSchedulingScope::Thread;
+    let pid = rustix::thread::Pid::from_raw(probe.id().try_into().unwrap()).unwrap();
+    let answer = rustix::thread::core_scheduling_cookie(pid, scope);
+    probe.kill().unwrap();
+    probe.wait().unwrap();
+    if matches!(answer, Ok(_) | Err(rustix::io::Errno::NODEV)) {
+        started.ok();
+        daemon.assert_on_cpu_1("theirs");
+        let lease = daemon.exec(&["virt-pin", "--json", "lease", "theirs"]).ok();
+        assert!(lease.contains("\"tenant\":\"acme\""), "{lease}");
+        return;
+    }
+    let complaint = started.refused();
+    let code = Code::CoreSched;
+    let said =
+        format!("error[{code}]: domain \"theirs\": policy core-sched=\"tenant\": this kernel has no core scheduling");
+    assert!(complaint.contains(&format!("exit status {}", code.exit())) && complaint.contains(&said), "{complaint}");
+    assert!(!daemon.path("/var/log/libvirt/qemu/theirs.log").exists(), "QEMU was executed");
+    let explained = daemon.exec(&["virt-pin", "explain", "theirs"]);
+    assert!(format!("{explained:?}").contains("enforce.core-sched"), "{explained:?}");
+    assert!(!daemon.path("/run/virt-pin/leases.json").exists(), "a refusal writes nothing");
 }
 
 #[test]
