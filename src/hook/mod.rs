@@ -9,6 +9,7 @@ pub mod call;
 mod isolation;
 mod moves;
 mod others;
+mod running;
 mod sync;
 
 use std::io::{self, IsTerminal, Read, Write};
