@@ -5,6 +5,7 @@
 //! written down before it is changed. So [`settle`] is the same call when a lease comes, when it goes and after a crash, and
 //! who has all it should have is not touched. VMs are kept off each other's CPUs elsewhere (`enforce::pool`).
 
+mod exclusive;
 pub mod irqs;
 pub mod partition;
 mod seats;
@@ -118,7 +119,7 @@ pub fn settle(root: &Root, state: &mut StateLock, leases: &Leases) -> Result<()>
         irqs::apply(root, &wanted.irqs, &online, &mut former);
     }
     let moved = noted.and_then(|()| slices::apply(root, &wanted.slices, &possible, &mut former));
-    let pruned = partition::prune(root, &mut former);
+    let pruned = exclusive::prune(root, &mut former);
     keep(state, &mut kept, &former)?;
     moved.and(pruned)
 }
