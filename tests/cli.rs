@@ -449,7 +449,7 @@ fn transform_rewrites_and_nothing_else() {
     assert_eq!((pins(&shape), topology(&shape)), (vec![], Some([1, 1, 3, 1])));
     assert!(!shape.contains("cpuset") && shape.contains("urn:virt-pin:former:1"), "{shape}");
     assert_eq!(machine.cli_with(&["transform", "--shape-only"], &shape).printed(), shape);
-    let shared = machine.cli_with(&["transform", "--shape-only"], &shape.replace("'dedicated'", "'shared'")).printed();
+    let shared = machine.cli_with(&["transform", "--shape-only"], shape.replace("'dedicated'", "'shared'")).printed();
     assert!(!shared.contains("former") && topology(&shared).is_none(), "{shared}");
     let pinned = machine.cli_with(&["transform", "--shape-only"], &xml).printed();
     assert!(pins(&pinned).is_empty() && !pinned.contains("cpuset"), "{pinned}");
