@@ -444,6 +444,15 @@ fn transform_rewrites_and_nothing_else() {
     let crlf = db.replace('\n', "\r\n");
     let out = machine.cli_with(&["transform"], &crlf).printed();
     assert!(out.contains("\r\n  <cputune>\r\n") && !out.replace("\r\n", "").contains('\n'), "{out:?}");
+    // Only what the guest sees: no CPU, whoever holds which, and what was there before comes back from it.
+    let shape = machine.cli_with(&["transform", "--shape-only"], &db).printed();
+    assert_eq!((pins(&shape), topology(&shape)), (vec![], Some([1, 1, 3, 1])));
+    assert!(!shape.contains("cpuset") && shape.contains("urn:virt-pin:former:1"), "{shape}");
+    assert_eq!(machine.cli_with(&["transform", "--shape-only"], &shape).printed(), shape);
+    let shared = machine.cli_with(&["transform", "--shape-only"], shape.replace("'dedicated'", "'shared'")).printed();
+    assert!(!shared.contains("former") && topology(&shared).is_none(), "{shared}");
+    let pinned = machine.cli_with(&["transform", "--shape-only"], &xml).printed();
+    assert!(pins(&pinned).is_empty() && !pinned.contains("cpuset"), "{pinned}");
     // A file that was never defined has no UUID.
     let new = db.replace("  <uuid>00000000-0000-0000-0000-000000000002</uuid>\n", "");
     assert_eq!(pins(&machine.cli_with(&["transform"], &new).printed()), [3, 4, 5]);

@@ -40,6 +40,11 @@ impl Drift {
         Some(first.saturating_duration_since(Instant::now()))
     }
 
+    /// Nobody is suspected any more: without leases nobody can be cleared.
+    pub(super) fn forget(&mut self) {
+        self.suspects.clear();
+    }
+
     /// Looks at those of the VMs that run, and at suspects; the second look decides. Returns whose threads were moved back.
     pub(super) fn look(
         &mut self,

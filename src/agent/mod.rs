@@ -134,7 +134,10 @@ impl Agent {
         }
         let leases = match lock::read(&self.root) {
             Ok(leases) => leases,
-            Err(error) => return self.voice.fail(&error),
+            Err(error) => {
+                self.drift.forget();
+                return self.voice.fail(&error);
+            }
         };
         if wake.leases || wake.daemon {
             self.mirror(&leases);
