@@ -49,13 +49,16 @@ fn the_agent_is_a_service() {
     let lease = host.exec(&["virt-pin", "lease", "big"]).ok();
     assert!(!lease.contains("Note:"), "{lease}");
 
-    // A CPU that goes takes its vCPU elsewhere; back again, so is the vCPU.
-    let online = |online: u8| format!("echo {online} >/sys/devices/system/cpu/cpu{}/online", web[1]);
+    // A CPU that goes takes its vCPU elsewhere: the lease moves, and stays where it is when the CPU is back.
+    let (gone, former) = (web[1].clone(), web);
+    let online = |online: u8| format!("echo {online} >/sys/devices/system/cpu/cpu{gone}/online");
     host.sh(&online(0)).ok();
-    let said = format!("its lease says {}", web[1]);
-    host.wait_until("it is said", |host| host.sh("journalctl -t virt-pin DOMAIN=web").ok().contains(&said));
+    host.wait_until("it has another CPU", |host| !leased(host, "web").contains(&gone));
+    let web = leased(&host, "web");
+    host.wait_until("its vCPUs are there", |host| cpus(host, "web") == web);
+    host.wait_until("the live XML shows it", |host| shows(host, "web", &web));
     host.sh(&online(1)).ok();
-    host.wait_until("it is back", |host| cpus(host, "web") == web);
+    assert!(web != former && cpus(&host, "web") == web);
     // Somebody's hand is put right.
     host.virsh(&["vcpupin", "web", "0", &web[2], "--live"]).ok();
     host.wait_until("it is moved back", |host| cpus(host, "web") == web);
@@ -73,12 +76,17 @@ fn the_agent_is_a_service() {
     let check = host.exec(&["virt-pin", "check"]);
     assert!(check.stdout.lines().any(|line| line.trim_start().starts_with("agent: runs") && line.ends_with("PASS")));
     let metrics = host.file("/run/virt-pin.prom");
+    let held = |first: u16, last: u16| {
+        let all = ["web", "big"].map(|name| leased(&host, name)).concat();
+        all.iter().filter(|cpu| (first..=last).contains(&cpu.parse::<u16>().unwrap())).count()
+    };
     for sample in [
-        "virt_pin_cpus{node=\"0\",pool=\"dedicated\"} 6\n",
-        "virt_pin_cpus{node=\"1\",pool=\"dedicated\"} 2\n",
-        "virt_pin_leases{kind=\"dedicated\",state=\"running\"} 2",
+        format!("virt_pin_cpus{{node=\"0\",pool=\"dedicated\"}} {}\n", held(0, 7)),
+        format!("virt_pin_cpus{{node=\"1\",pool=\"dedicated\"}} {}\n", held(8, 15)),
+        "virt_pin_leases{kind=\"dedicated\",state=\"running\"} 2".to_owned(),
+        "virt_pin_leases_repaired_total 1\n".to_owned(),
     ] {
-        assert!(metrics.contains(sample), "{sample} is not in\n{metrics}");
+        assert!(metrics.contains(&sample), "{sample} is not in\n{metrics}");
     }
     host.exec(&["systemctl", "stop", "virt-pin-agent"]).ok();
     let result = host.sh("systemctl show --property Result --value virt-pin-agent").ok();
