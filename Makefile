@@ -1,6 +1,7 @@
 # make deps      packages for building and testing (Debian)
 # make build     the release binaries
 # make test      every test, with real libvirtd and QEMU
+# make corpus    the domains of libvirt's own test-suite, for `make test`, which fetches them itself
 # make test-host   virt-pin on whole emulated hosts; minutes the first time
 # make run       a demonstration on this machine, which is left as it was
 # make bench-hook   what a start pays for the hook, beside an empty program
@@ -13,7 +14,7 @@ PREFIX  ?= /usr
 DESTDIR ?=
 SECONDS ?= 60
 
-.PHONY: deps build test test-host run bench-hook bench-placement bench-scale fuzz install
+.PHONY: deps build test corpus test-host run bench-hook bench-placement bench-scale fuzz install
 
 deps:
 	scripts/install-deps
@@ -24,6 +25,9 @@ build:
 test: deps
 	cargo build --locked
 	scripts/test
+
+corpus:
+	scripts/corpus target/corpus
 
 # What an image of a host is made with, beside what everything needs.
 test-host:

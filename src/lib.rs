@@ -12,6 +12,7 @@ pub mod config;
 pub mod cpuset;
 pub mod decision;
 pub mod definitions;
+pub mod document;
 pub mod enforce;
 pub mod error;
 pub mod hook;

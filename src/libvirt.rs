@@ -153,6 +153,10 @@ impl Running {
                 &cpus.to_string(),
                 "--live",
             ])
+            // Nothing of whoever called us: neither another virsh nor a variable that libvirt heeds.
+            .env_clear()
+            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+            .current_dir("/")
             .stdin(Stdio::null())
             .output()
             .map_err(|error| refused(&format!("virsh: {error}")))?;

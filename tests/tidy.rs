@@ -23,9 +23,10 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("cpuset", &[]),
     ("error", &[]),
     ("uuid", &[]),
-    ("host", &["cpuset", "error"]),
+    ("document", &[]),
+    ("host", &["cpuset", "document", "error"]),
     ("alloc", &["cpuset", "error", "host"]),
-    ("xml", &["alloc", "cpuset", "error", "host", "uuid"]),
+    ("xml", &["alloc", "cpuset", "document", "error", "host", "uuid"]),
     ("config", &["alloc", "cpuset", "error", "host", "uuid"]),
     ("lock", &["alloc", "cpuset", "error", "host", "uuid"]),
     ("enforce", &["alloc", "cpuset", "error", "host", "lock", "uuid"]),
@@ -330,6 +331,14 @@ fn one_file_names_the_libvirt_crate() {
             .match_indices("virt::")
             .any(|(at, _)| !text[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_'));
         assert_eq!(names, source.path == "libvirt.rs", "src/{}", source.path);
+    }
+}
+
+#[test]
+fn one_file_parses_xml() {
+    for source in sources() {
+        let parses = source.statements().contains("Document::parse");
+        assert_eq!(parses, source.path == "document.rs", "src/{}", source.path);
     }
 }
 

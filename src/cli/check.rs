@@ -6,7 +6,7 @@ use std::fs;
 
 use serde::Serialize;
 
-use super::install::{ALONE, IN_DIRECTORY, daemon, is_executable, is_ours};
+use super::install::{ALONE, IN_DIRECTORY, daemon, find_hook, is_executable, is_ours, program};
 use super::lease::duration;
 use super::{Answer, Context, to_json};
 use crate::alloc::demand::Demand;
@@ -246,13 +246,24 @@ fn confinement(root: &Root, findings: &mut Findings) {
 fn hook(context: &Context, settings: Option<&Settings>, findings: &mut Findings) {
     let root = &context.root;
     let places = [IN_DIRECTORY, ALONE].map(|place| (place, root.resolve(place)));
-    let ours: Vec<_> =
-        places.iter().filter(|(_, path)| fs::read(path).is_ok_and(|program| is_ours(&program))).collect();
-    let Some((place, path)) = ours.first() else {
+    let ours: Vec<_> = places
+        .iter()
+        .filter_map(|(place, path)| Some((place, path, program(path).ok().filter(|it| is_ours(it))?)))
+        .collect();
+    let Some((place, path, installed)) = ours.first() else {
         return findings.add("hook", "is installed", Verdict::Fail, "not found: run `virt-pin install`");
     };
-    findings.pass("hook", "is installed", *place);
+    findings.pass("hook", "is installed", **place);
     findings.unless("hook", "is installed once", (ours.len() > 1).then(|| format!("also as {ALONE}: remove one")));
+    if let Ok(beside) = find_hook() {
+        // A hook that is copied once stays what it was when the package is upgraded.
+        let other = program(&beside).is_ok_and(|beside| beside != *installed);
+        let worry = format!(
+            "it is of another build than {}, which belongs to this command (`virt-pin install` replaces it; no VM is disturbed)",
+            beside.display()
+        );
+        findings.unless("hook", "is of this build", other.then_some(worry));
+    }
     if !is_executable(path) {
         let message =
             "it is not: VMs would be killed when the daemon restarts (chmod 0755 it, or `virt-pin install` again)";

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::{Context, write_new};
-use crate::error::Result;
+use crate::error::{Result, printable};
 use crate::host::description;
 use crate::lock::LEASES_FILE;
 
@@ -16,5 +16,8 @@ pub(super) fn gather(context: &Context, file: Option<&Path>, state: bool) -> Res
     let text = description::gather_with(&context.root, &also)?;
     let Some(file) = file else { return Ok(text) };
     write_new(file, &text)?;
-    Ok(format!("This machine is described in {}; look through it before you send it to anybody.\n", file.display()))
+    Ok(format!(
+        "This machine is described in {}; look through it before you send it to anybody.\n",
+        printable(&file.to_string_lossy())
+    ))
 }

@@ -5,7 +5,7 @@
 //! hook that cannot be executed when the daemon reconnects to its VMs kills them.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -29,19 +29,19 @@ const MARK: &[u8] = b"usage: virt-pin-hook NAME OPERATION";
 /// The first libvirt with `qemu.d/`.
 const WITH_DIRECTORY: (u32, u32) = (6, 5);
 
-pub(super) fn install(context: &Context, hook: Option<&Path>) -> Result<String> {
-    let source = match hook {
-        Some(hook) => hook.to_owned(),
+pub(super) fn install(context: &Context, named: Option<&Path>) -> Result<String> {
+    let source = match named {
+        Some(file) => file.to_owned(),
         None => find_hook()?,
     };
-    let program = fs::read(&source).map_err(|error| Error::io(Code::HostIo, "read", &source, error))?;
-    if !is_ours(&program) {
+    let hook = program(&source).map_err(|error| Error::io(Code::HostIo, "read", &source, error))?;
+    if !is_ours(&hook) {
         return Err(Error::new(Code::Usage, format!("{} is not the virt-pin hook", source.display())));
     }
     let root = &context.root;
     let place = if libvirt::version()? >= WITH_DIRECTORY { IN_DIRECTORY } else { ALONE };
     let target = root.resolve(place);
-    let before = match fs::read(&target) {
+    let before = match program(&target) {
         Ok(found) if !is_ours(&found) => {
             return Err(Error::new(
                 Code::InstallConflict,
@@ -52,10 +52,10 @@ pub(super) fn install(context: &Context, hook: Option<&Path>) -> Result<String> 
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         Err(error) => return Err(Error::io(Code::HostIo, "read", &target, error)),
     };
-    if before.as_deref() == Some(&program) && is_executable(&target) {
+    if before.as_deref() == Some(&hook) && is_executable(&target) {
         return Ok(format!("The hook is installed already: {}\n", target.display()));
     }
-    put(root, &target, &program)?;
+    put(root, &target, &hook)?;
     let mut out = format!("Installed the hook: {}\n", target.display());
     if before.is_some() {
         out.push_str(
@@ -82,7 +82,7 @@ pub(super) fn uninstall(context: &Context) -> Result<String> {
     let mut out = String::new();
     for place in [IN_DIRECTORY, ALONE] {
         let path = root.resolve(place);
-        if fs::read(&path).is_ok_and(|found| is_ours(&found)) {
+        if program(&path).is_ok_and(|found| is_ours(&found)) {
             fs::remove_file(&path).map_err(|error| Error::io(Code::HostIo, "remove", &path, error))?;
             out.push_str(&format!("Removed the hook: {}\n", path.display()));
         }
@@ -105,7 +105,7 @@ pub(super) fn uninstall(context: &Context) -> Result<String> {
 }
 
 /// The hook program beside this command, or where packages put it.
-fn find_hook() -> Result<PathBuf> {
+pub(super) fn find_hook() -> Result<PathBuf> {
     let exe = std::env::current_exe().ok();
     let beside = exe.as_ref().map(|exe| exe.with_file_name("virt-pin-hook"));
     // PREFIX/bin/virt-pin and PREFIX/lib/virt-pin/virt-pin-hook.
@@ -117,6 +117,19 @@ fn find_hook() -> Result<PathBuf> {
         Error::new(Code::Usage, format!("cannot find virt-pin-hook (looked for {})", looked.join(", ")))
             .with_hint("name it with --hook FILE")
     })
+}
+
+/// A program that may be our hook. What is no file is not read: a pipe in its place would be waited for, a device without end.
+pub(super) fn program(path: &Path) -> io::Result<Vec<u8>> {
+    /// Many times ours.
+    const MAX_BYTES: u64 = 256 << 20;
+    let file = OpenOptions::new().read(true).custom_flags(nix::fcntl::OFlag::O_NONBLOCK.bits()).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("it is not a regular file"));
+    }
+    let mut program = Vec::new();
+    file.take(MAX_BYTES).read_to_end(&mut program)?;
+    Ok(program)
 }
 
 /// Whether a file is (some build of) our hook.

@@ -24,7 +24,7 @@ mod table;
 pub mod topology;
 mod transform;
 
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -377,7 +377,10 @@ fn context(arguments: &Arguments) -> Result<Context> {
 
 /// The machine that a file describes.
 fn described(file: &Path, option: &str) -> Result<Root> {
-    let text = std::fs::read_to_string(file).map_err(|error| Error::io(Code::Usage, "read", file, error))?;
+    let mut text = String::new();
+    std::fs::File::open(file)
+        .and_then(|open| open.take(description::MAX_BYTES as u64 + 1).read_to_string(&mut text))
+        .map_err(|error| Error::io(Code::Usage, "read", file, error))?;
     description::parse(&text).map_err(|error| {
         Error::new(Code::Usage, format!("{option} {}: {}", file.display(), error.message))
             .with_hint("make the file with `virt-pin gather FILE` on the machine it describes")

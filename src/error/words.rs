@@ -9,10 +9,16 @@ pub fn counted(number: impl Into<u64>, noun: &str) -> String {
 }
 
 /// The text with every control character escaped, so that a VM's name cannot forge log lines or drive a terminal; and
-/// those that a reader does not see, or that reorder what he sees.
+/// those that a reader does not see, or that reorder what he sees. What nobody would read to its end is cut off.
 pub fn printable(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
+    /// A megabyte of somebody's attribute does not get into the logs of all.
+    const MOST: usize = 4096;
+    let mut out = String::with_capacity(text.len().min(2 * MOST));
+    for (index, c) in text.chars().enumerate() {
+        if index == MOST {
+            out.push_str(&format!("... ({} characters)", text.chars().count()));
+            break;
+        }
         let unseen = matches!(c, '\u{200b}'..='\u{200f}' | '\u{61c}' | '\u{2060}' | '\u{feff}');
         let reorders = matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
         if c.is_control() || unseen || reorders {
@@ -43,6 +49,8 @@ mod tests {
 
     #[test]
     fn what_cannot_be_seen_is_spelled_out() {
+        assert_eq!(printable(&"é".repeat(4096)), "é".repeat(4096));
+        assert_eq!(printable(&"é".repeat(4097)), "é".repeat(4096) + "... (4097 characters)");
         assert_eq!(printable("a\u{202e}b\u{200d}c é 虚 😀\t"), "a\\u{202e}b\\u{200d}c é 虚 😀\\t");
     }
 }

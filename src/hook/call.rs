@@ -113,4 +113,15 @@ mod tests {
             assert_eq!(operation(&args), *expected, "{args:?}");
         }
     }
+
+    #[test]
+    fn the_agent_knows_every_event_that_is_reported() {
+        use Operation::{Migrate, Prepare, Reconnect, Release, Restore, Start, Started, Stopped};
+        for operation in [Prepare, Started, Release, Migrate, Restore, Reconnect] {
+            assert!(crate::report::OPERATIONS.contains(&operation.name()), "{operation:?}");
+        }
+        for idle in [Start, Stopped] {
+            assert!(!crate::report::OPERATIONS.contains(&idle.name()), "{idle:?}");
+        }
+    }
 }

@@ -27,7 +27,7 @@ const HEADER: &str = "# virt-pin host description ";
 /// The version of the format that we write and read.
 const VERSION: &str = "1";
 /// A description has at most this much text (8192 CPUs in full take less than a tenth of it) ...
-const MAX_BYTES: usize = 64 << 20;
+pub const MAX_BYTES: usize = 64 << 20;
 /// ... and this many files ...
 const MAX_FILES: usize = 1 << 18;
 /// ... with no longer path than the kernel's own limit.

@@ -13,8 +13,8 @@ pub enum Naming {
 }
 
 impl Naming {
-    /// The path of a `<resource><partition>` below a hierarchy's mount point; `None` for a path that is not absolute or has
-    /// a `..`.
+    /// The path of a `<resource><partition>` below a hierarchy's mount point; `None` for a path that is not absolute, has
+    /// a `..`, or is too long for any file.
     pub fn partition_path(self, partition: &str) -> Option<String> {
         match self {
             Naming::Libvirt => partition_path(partition),
@@ -38,6 +38,10 @@ impl Naming {
         }
     }
 }
+
+/// The longest path that the kernel takes. A partition whose path is longer is none, and is not spelled out to the end: with
+/// systemd's naming that grows with the square of the depth.
+const MAX_PATH: usize = 4096;
 
 /// The longest machine name, `qemu-<id>-` included.
 const MAX_MACHINE_NAME: usize = 64;
@@ -92,6 +96,9 @@ fn slice_path(partition: &str) -> Option<String> {
             if kept { slice.push(char::from(byte)) } else { slice.push_str(&format!("\\x{byte:02x}")) }
         }
         path.push_str(&format!("/{slice}.slice"));
+        if path.len() > MAX_PATH {
+            return None;
+        }
     }
     (!path.is_empty()).then_some(path)
 }
@@ -112,6 +119,9 @@ fn partition_path(partition: &str) -> Option<String> {
         path.push_str(component);
         if !fixed && !component.contains('.') {
             path.push_str(".partition");
+        }
+        if path.len() > MAX_PATH {
+            return None;
         }
     }
     (!path.is_empty()).then_some(path)

@@ -11,6 +11,7 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::libc;
 
 use super::root::{Root, is_missing};
+use crate::document;
 use crate::error::{Code, Error, Result};
 
 /// Where libvirt keeps the state of running domains.
@@ -46,7 +47,7 @@ pub fn status(root: &Root, name: &str) -> Result<Option<Status>> {
 
 /// Parses `<domstatus pid='P'><vcpus><vcpu id='0' pid='T'/>...`.
 fn parse_status(text: &str) -> std::result::Result<Status, String> {
-    let document = roxmltree::Document::parse(text).map_err(|error| format!("not XML: {error}"))?;
+    let document = document::parse(text).map_err(|flaw| flaw.to_string())?;
     let status = document.root_element();
     if !status.has_tag_name("domstatus") {
         return Err("not a domain's status".to_owned());
@@ -64,7 +65,7 @@ fn parse_status(text: &str) -> std::result::Result<Status, String> {
 
 /// The live `<domain>` document inside the text of a status file.
 pub fn live_domain(status: &str) -> Option<String> {
-    let document = roxmltree::Document::parse(status).ok()?;
+    let document = document::parse(status).ok()?;
     let domain = document.root_element().children().find(|node| node.has_tag_name("domain"))?;
     status.get(domain.range()).map(str::to_owned)
 }

@@ -20,7 +20,8 @@
 //! beside its plan, with the process that moves it.
 //!
 //! Version 1 had no `request`, `shared`, `cells` or `null`, and nobody degraded; it is read, and written as version 2 at the
-//! next change. A reader refuses a version it does not know and a field it does not know. This module does no I/O and
+//! next change. A reader refuses a version it does not know and a field it does not know; so a new field, policy attribute or
+//! value takes a new version, once a build without it is out (`docs/upgrade.md`). This module does no I/O and
 //! takes no lock.
 
 use std::path::Path;

@@ -25,20 +25,14 @@ pub mod realtime;
 pub mod shape;
 mod topology;
 
-use roxmltree::{Document, Node, ParsingOptions};
+use roxmltree::{Document, Node};
 
 use crate::cpuset::CpuSet;
+use crate::document::{self, Flaw};
 use crate::error::{Code, Error, Result};
 
 /// The largest document that is read: a thousand times a large domain.
 pub const MAX_BYTES: usize = 16 << 20;
-
-/// The most nodes (elements, texts, comments) of a document.
-const MAX_NODES: u32 = 1 << 20;
-
-/// The most attributes of one element, and the most namespace declarations of a document. The parser compares them
-/// pairwise, so without a bound one element of [`MAX_BYTES`] would take hours.
-const MAX_ATTRIBUTES: usize = 256;
 
 /// The text of a domain document.
 ///
@@ -97,11 +91,9 @@ impl<'t> Domain<'t> {
     /// [`Code::DomainInvalid`]: not well-formed, a DTD, another root, a default namespace, or absurdly many nodes,
     /// attributes or namespaces.
     pub fn parse(text: &'t str) -> Result<Domain<'t>> {
-        refuse_floods(text)?;
-        let options = ParsingOptions { allow_dtd: false, nodes_limit: MAX_NODES, ..ParsingOptions::default() };
-        let document = Document::parse_with_options(text, options).map_err(|error| match error {
-            roxmltree::Error::DtdDetected => invalid("the document has a DTD, which is not read"),
-            error => invalid("the document is not well-formed XML").because(error),
+        let document = document::parse(text).map_err(|flaw| match flaw {
+            Flaw::NotWellFormed(error) => invalid("the document is not well-formed XML").because(error),
+            flaw => invalid(flaw.to_string()),
         })?;
         let root = document.root_element();
         if root.tag_name().name() != "domain" {
@@ -136,38 +128,6 @@ impl<'t> Domain<'t> {
     fn first<'d>(&'d self, path: &[&str]) -> Option<Node<'d, 't>> {
         path.iter().try_fold(self.root(), |node, name| children(node, name).next())
     }
-}
-
-/// Refuses what the parser would take quadratic time for.
-fn refuse_floods(text: &str) -> Result<()> {
-    // No tag contains another "<", so each piece holds one tag at the most.
-    if text.split('<').any(|piece| attributes(piece) > MAX_ATTRIBUTES) {
-        return Err(invalid(format!("an element has more than {MAX_ATTRIBUTES} attributes")));
-    }
-    if text.matches("xmlns").count() > MAX_ATTRIBUTES {
-        return Err(invalid(format!("the document has more than {MAX_ATTRIBUTES} namespace declarations")));
-    }
-    Ok(())
-}
-
-/// The quoted values of the start tag whose "<" came before this piece of text.
-fn attributes(piece: &str) -> usize {
-    if piece.starts_with(['!', '?', '/']) {
-        return 0;
-    }
-    let (mut count, mut quote) = (0, None);
-    for byte in piece.bytes() {
-        match (quote, byte) {
-            (None, b'>') => break,
-            (None, b'"' | b'\'') => {
-                count += 1;
-                quote = Some(byte);
-            }
-            (Some(open), _) if open == byte => quote = None,
-            _ => {}
-        }
-    }
-    count
 }
 
 /// The child elements of this name that are in no namespace.

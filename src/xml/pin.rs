@@ -1,7 +1,8 @@
 //! A plan, written into a domain document: the pins under `<cputune>`, the CPUs of `<vcpu>`, `<cpu><topology>`, and the
 //! guest's NUMA cells with the nodes of their memory where the document has none.
 //!
-//! These are the elements we own; nothing else is touched, and cells or a `<numatune>` that the document has are its own.
+//! These are the elements we own; nothing else is touched, and cells or a `<numatune>` that the document has are its own
+//! (but for saying what it left to `<vcpu placement='auto'>`, which we take away).
 //! Each pin is changed where it stands, spelled as before if it already says the right thing, so a second run changes
 //! nothing. What is missing goes where libvirt itself would print it. Pins may be spread over several `<cputune>` (libvirt
 //! merges them); of several `<vcpu>`, `<cpu>` or `<topology>` the first counts and the others are nobody's.
@@ -85,6 +86,11 @@ fn vcpu<'d, 't>(domain: &'d Domain<'t>, plan: &Plan, changes: &mut Changes<'d, '
     };
     if vcpu.attribute("placement") == Some("auto") {
         changes.set(vcpu, "placement", "static", None);
+        // Memory that says nothing follows the vCPUs' word; without it libvirt refuses the document.
+        let memory = domain.first(&["numatune", "memory"]);
+        if let Some(memory) = memory.filter(|it| !it.has_attribute("nodeset") && !it.has_attribute("placement")) {
+            changes.set(memory, "placement", "auto", Some("mode"));
+        }
     }
     changes.set_cpuset(vcpu, &allowed, Some("placement"));
 }

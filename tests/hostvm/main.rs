@@ -16,6 +16,7 @@
 //! only says so.
 
 mod agent;
+mod apparmor;
 mod cache;
 #[path = "../guest/mod.rs"]
 mod guest;

@@ -27,6 +27,7 @@ pub(crate) struct Shape {
     threads: u32,
     nodes: u32,
     cgroup_v1: bool,
+    apparmor: bool,
     /// What is installed on it.
     pub(crate) debian: Debian,
 }
@@ -37,7 +38,7 @@ impl Shape {
 
     /// So many packages, cores in each, and threads of each core; every package is a node.
     pub(crate) fn new(packages: u32, cores: u32, threads: u32) -> Shape {
-        Shape { packages, cores, threads, nodes: packages, cgroup_v1: false, debian: Debian::Trixie }
+        Shape { packages, cores, threads, nodes: packages, cgroup_v1: false, apparmor: false, debian: Debian::Trixie }
     }
 
     /// The same with so many NUMA nodes, which share the CPUs evenly.
@@ -57,13 +58,21 @@ impl Shape {
         Shape { cgroup_v1: true, ..self }
     }
 
+    /// The same with AppArmor enforced as Debian has it: libvirt's profiles, and each VM confined.
+    pub(crate) fn apparmor(self) -> Shape {
+        Shape { apparmor: true, ..self }
+    }
+
     /// What its kernel is told beside what all are.
-    pub(crate) fn kernel(self) -> &'static str {
-        if self.cgroup_v1 {
+    pub(crate) fn kernel(self) -> String {
+        let cgroups = if self.cgroup_v1 {
             "systemd.unified_cgroup_hierarchy=0 systemd.legacy_systemd_cgroup_controller=1"
         } else {
             ""
-        }
+        };
+        // Denials are in the kernel's log then.
+        let security = if self.apparmor { "apparmor=1 security=apparmor audit=1" } else { "apparmor=0 audit=0" };
+        format!("{security} {cgroups}")
     }
 
     fn cpus(self) -> u32 {
@@ -72,9 +81,10 @@ impl Shape {
 
     /// In one word, for people and file names.
     pub(crate) fn name(self) -> String {
-        let Shape { packages, cores, threads, nodes, cgroup_v1, debian } = self;
+        let Shape { packages, cores, threads, nodes, cgroup_v1, apparmor, debian } = self;
         let cgroups = if cgroup_v1 { "-v1" } else { "" };
-        format!("{}-{packages}x{cores}x{threads}-{nodes}n{cgroups}", debian.name())
+        let apparmor = if apparmor { "-aa" } else { "" };
+        format!("{}-{packages}x{cores}x{threads}-{nodes}n{cgroups}{apparmor}", debian.name())
     }
 
     /// QEMU's arguments for it; `memory` says where the memory of a node is.

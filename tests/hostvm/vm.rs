@@ -27,7 +27,7 @@ const SUPERVISOR: &str = r#"exec 3<&0; "$@" </dev/null & { cat >/dev/null; rm -r
 /// What the kernel is told: to be quiet, and not to measure what emulation makes slow and unsteady (`lpj` alone saves half a
 /// second for each CPU).
 const KERNEL: &str = "console=ttyS0 quiet lpj=8400000 tsc=reliable no_timer_check mitigations=off nokaslr \
-                      random.trust_cpu=on selinux=0 apparmor=0 audit=0 systemd.show_status=0 net.ifnames=0";
+                      random.trust_cpu=on selinux=0 systemd.show_status=0 net.ifnames=0";
 
 /// The size of the disk on which files are brought in.
 const LETTERBOX: u64 = 64 << 20;

@@ -128,6 +128,11 @@ fn says_cells(before: &Domain<'_>, after: &Domain<'_>, plan: &Plan, scope: Scope
     let (was, is) = (cells(before), cells(after));
     let had_cells = was.as_ref().is_none_or(|(_, cells)| !cells.is_empty());
     let sized = plan.guest.is_some() && plan.cells.iter().all(|cell| cell.bytes.is_some());
+    // Memory that says nothing follows the vCPUs: libvirt's word for what we take from those.
+    let (old, new) = (memory_placement(before.text()), memory_placement(after.text()));
+    let auto = Some((None, Some("auto".to_owned())));
+    let follows = old == Some((None, None)) && new == auto && read::placement_is_auto(before);
+    assert!(follows || old.is_none() || new == old, "{}", after.text());
     let plugged = before.text().contains("<memory model=");
     let adds = scope == Scope::Everything && !plan.cells.is_empty() && (had_cells || (sized && !plugged));
     if !adds || had_cells {
@@ -162,6 +167,15 @@ fn numatune(text: &str) -> Option<Vec<(Option<String>, String)>> {
             .map(|node| (own(node.attribute("cellid")), own(node.attribute("nodeset")).unwrap_or_default()))
             .collect(),
     )
+}
+
+/// `nodeset` and `placement` of the memory in `<numatune>`.
+fn memory_placement(text: &str) -> Option<(Option<String>, Option<String>)> {
+    let document = roxmltree::Document::parse(text).unwrap();
+    let numatune = document.root_element().children().find(|child| child.has_tag_name("numatune"))?;
+    let memory = numatune.children().find(|child| child.has_tag_name("memory"))?;
+    let own = |name| memory.attribute(name).map(ToOwned::to_owned);
+    Some((own("nodeset"), own("placement")))
 }
 
 /// Asserts that everything of the text is in the output, in the same order, and that what is new is ours.
@@ -226,6 +240,8 @@ fn foreign(node: Node<'_, '_>) -> Option<String> {
     let owned: &[&str] = match (place.as_str(), name) {
         ("/domain/cpu", "topology") if plain => &["sockets", "dies", "clusters", "cores", "threads"],
         ("/domain", "vcpu") if plain => &["placement", "cpuset"],
+        // See `says_cells`.
+        ("/domain/numatune", "memory") if plain => &["placement"],
         _ => &[],
     };
     let mut line = format!("{place} <{:?}", node.tag_name());

@@ -2,6 +2,8 @@
 //! daemon).
 #![allow(dead_code, reason = "each test program uses its part")]
 
+use std::collections::BTreeSet;
+use std::fs;
 use std::io::Write as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -36,6 +38,51 @@ pub(crate) fn libvirt_accepts(document: &[u8]) -> Option<bool> {
     let mut virsh = Command::new("virsh");
     virsh.args(["-q", "-c", "test:///default", "define"]).arg(file.path());
     Some(virsh.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status().ok()?.success())
+}
+
+/// The same of many documents, by one process each; `None` where there is nobody to ask.
+pub(crate) type Jury = fn(&[Vec<u8>]) -> Option<Vec<bool>>;
+
+/// Which of the documents libvirt's schema accepts.
+pub(crate) fn schema_accepts_of(documents: &[Vec<u8>]) -> Option<Vec<bool>> {
+    if !Path::new(SCHEMA).exists() {
+        return None;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let mut xmllint = Command::new("xmllint");
+    xmllint.args(["--noout", "--relaxng", SCHEMA]).env("LC_ALL", "C").stdout(Stdio::null());
+    let files = written(dir.path(), documents);
+    // Every file has its own line, whether the one before was good.
+    let output = xmllint.args(&files).stdin(Stdio::null()).output().ok()?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let valid: BTreeSet<&str> = said.lines().filter_map(|line| line.strip_suffix(" validates")).collect();
+    Some(files.iter().map(|file| valid.contains(file.as_str())).collect())
+}
+
+/// Which of the documents libvirt defines as domains of its test driver, each in a libvirt without any other.
+pub(crate) fn libvirt_accepts_of(documents: &[Vec<u8>]) -> Option<Vec<bool>> {
+    let dir = tempfile::tempdir().unwrap();
+    let documents: Vec<_> = documents.iter().map(|document| for_test_driver(document)).collect();
+    let files = written(dir.path(), &documents);
+    // The test driver forgets everything with its connection.
+    let script: String = files.iter().map(|file| format!("connect test:///default\ndefine {file}\n")).collect();
+    fs::File::create(dir.path().join("script")).unwrap().write_all(script.as_bytes()).unwrap();
+    let mut virsh = Command::new("virsh");
+    virsh.env("LC_ALL", "C").stdin(fs::File::open(dir.path().join("script")).unwrap());
+    let output = virsh.output().ok()?;
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let defined: BTreeSet<&str> = said.lines().filter_map(|line| Some(line.rsplit_once(" defined from ")?.1)).collect();
+    Some(files.iter().map(|file| defined.contains(file.as_str())).collect())
+}
+
+fn written(dir: &Path, documents: &[Vec<u8>]) -> Vec<String> {
+    let file = |number| dir.join(format!("{number}.xml")).into_os_string().into_string().unwrap();
+    let files: Vec<String> = (0..documents.len()).map(file).collect();
+    files
+        .iter()
+        .zip(documents)
+        .for_each(|(file, document)| fs::File::create(file).unwrap().write_all(document).unwrap());
+    files
 }
 
 /// What libvirt keeps of a document that it defines; `None` where virsh is not installed, or libvirt refuses.
