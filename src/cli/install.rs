@@ -9,6 +9,9 @@ use std::io::{self, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
 use super::Context;
 use crate::error::{Code, Error, Result, counted};
 use crate::host::root::Root;
@@ -29,7 +32,7 @@ const MARK: &[u8] = b"usage: virt-pin-hook NAME OPERATION";
 /// The first libvirt with `qemu.d/`.
 const WITH_DIRECTORY: (u32, u32) = (6, 5);
 
-pub(super) fn install(context: &Context, hook: Option<&Path>) -> Result<String> {
+pub(super) fn install(context: &Context, hook: Option<&Path>, reload: bool) -> Result<String> {
     let source = match hook {
         Some(hook) => hook.to_owned(),
         None => find_hook()?,
@@ -62,7 +65,7 @@ pub(super) fn install(context: &Context, hook: Option<&Path>) -> Result<String> 
             "It replaces an earlier one; libvirt runs the new one from now on, nothing has to be restarted.\n",
         );
     } else {
-        out.push_str(&reload_advice(root, "see the hook"));
+        out.push_str(&reloaded_or_advice(root, reload, "see the hook"));
     }
     let mut running = root.list(qemu::RUN_DIR)?.into_iter();
     let running = running.any(|name| name.strip_suffix(".xml").is_some_and(|name| qemu::lives(root, name)));
@@ -77,7 +80,7 @@ pub(super) fn install(context: &Context, hook: Option<&Path>) -> Result<String> 
     Ok(out)
 }
 
-pub(super) fn uninstall(context: &Context) -> Result<String> {
+pub(super) fn uninstall(context: &Context, reload: bool) -> Result<String> {
     let root = &context.root;
     let mut out = String::new();
     for place in [IN_DIRECTORY, ALONE] {
@@ -92,7 +95,7 @@ pub(super) fn uninstall(context: &Context) -> Result<String> {
     if out.is_empty() {
         return Ok("The hook is not installed.\n".to_owned());
     }
-    out.push_str(&reload_advice(root, "no longer look for it (until then every start fails)"));
+    out.push_str(&reloaded_or_advice(root, reload, "no longer look for it (until then every start fails)"));
     let held = lock::read(root).map(|leases| leases.iter().count()).unwrap_or_default();
     if held > 0 {
         out.push_str(&format!(
@@ -157,6 +160,26 @@ fn put(root: &Root, target: &Path, program: &[u8]) -> Result<()> {
     fs::rename(&temporary, target).map_err(failed("rename to", target))?;
     let dir = target.parent().unwrap_or(target);
     File::open(dir).and_then(|dir| dir.sync_all()).map_err(failed("sync", dir))
+}
+
+/// Has the running daemons notice, or says what has to be done for that.
+fn reloaded_or_advice(root: &Root, reload: bool, so_that: &str) -> String {
+    if !reload {
+        return reload_advice(root, so_that);
+    }
+    // What `systemctl reload` does, with or without systemd. The system's own daemons write these files.
+    let running = ["libvirtd", "virtqemud"].into_iter().filter_map(|daemon| {
+        let pid: u32 = root.read_if_exists(&format!("/run/{daemon}.pid")).ok()??.trim().parse().ok()?;
+        let (name, _) = process::name_and_parent(root, pid)?;
+        (name == daemon).then_some((daemon, pid))
+    });
+    let told =
+        running.map(|(daemon, pid)| match i32::try_from(pid).map(|pid| kill(Pid::from_raw(pid), Signal::SIGHUP)) {
+            Ok(Ok(())) => format!("{daemon}, pid {pid}, was told to reload, to {so_that}.\n"),
+            _ => reload_advice(root, so_that),
+        });
+    let told: String = told.collect();
+    if told.is_empty() { "No libvirt daemon runs now; it looks for hooks when it starts.\n".to_owned() } else { told }
 }
 
 /// What has to be done so that the running daemon notices.

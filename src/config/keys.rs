@@ -60,9 +60,12 @@ impl Given<'_> {
     /// Reads it by its row of the table, which it must have.
     pub(super) fn read_known<T>(&self, keys: &[Key<T>], into: &mut T) -> Result<()> {
         self.read(keys, into).unwrap_or_else(|| {
-            let known = keys.iter().map(|Key { doc, .. }| {
-                if doc.is_section() { format!("[[{}]]", doc.name) } else { doc.name.to_owned() }
-            });
+            let known =
+                keys.iter().map(
+                    |Key { doc, .. }| {
+                        if doc.is_section() { format!("[[{}]]", doc.name) } else { doc.name.to_owned() }
+                    },
+                );
             let known: Vec<String> = known.collect();
             let (last, others) = known.split_last().map(|(last, others)| (last.as_str(), others)).unwrap_or_default();
             let what = format!("{}: unknown key; known are {} and {last}", self.name, others.join(", "));
