@@ -13,11 +13,13 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::Context;
+use crate::enforce::{isolation, scope};
 use crate::error::{Code, Error, Result, counted};
 use crate::host::root::Root;
 use crate::host::{process, qemu};
 use crate::libvirt;
-use crate::lock;
+use crate::lock::leases::Leases;
+use crate::lock::{self, DEADLINE, StateLock};
 
 /// Where libvirt looks.
 pub(super) const HOOKS: &str = "/etc/libvirt/hooks";
@@ -96,6 +98,9 @@ pub(super) fn uninstall(context: &Context, reload: bool) -> Result<String> {
         return Ok("The hook is not installed.\n".to_owned());
     }
     out.push_str(&reloaded_or_advice(root, reload, "no longer look for it (until then every start fails)"));
+    if let Err(error) = give_back(root) {
+        out.push_str(&format!("What was changed for VMs is still as it was: {}\n", error.message));
+    }
     let held = lock::read(root).map(|leases| leases.iter().count()).unwrap_or_default();
     if held > 0 {
         out.push_str(&format!(
@@ -105,6 +110,16 @@ pub(super) fn uninstall(context: &Context, reload: bool) -> Result<String> {
         ));
     }
     Ok(out)
+}
+
+/// Undoes what only the hook would undo later: what keeps the host's own work off leased CPUs, and what waits for VMs to start.
+fn give_back(root: &Root) -> Result<()> {
+    scope::remove_all(root)?;
+    if !root.exists(lock::STATE_DIR) {
+        return Ok(());
+    }
+    let mut state = StateLock::acquire(root, DEADLINE)?;
+    isolation::settle(root, &mut state, &Leases::default())
 }
 
 /// The hook program beside this command, or where packages put it.

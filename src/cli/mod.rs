@@ -20,6 +20,7 @@ mod reconcile;
 mod repack;
 mod simulate;
 mod subject;
+mod suggest;
 mod sync;
 mod table;
 pub mod topology;
@@ -153,6 +154,8 @@ enum Verb {
         #[arg(long, value_name = "WORD", default_value = "strict", value_parser = reserve)]
         autostart_reserve: Reserve,
     },
+    /// Propose which CPUs of this host to hand out, and say why.
+    Suggest,
     /// Check the host, the configuration, the hook and the leases against reality.
     Check,
     /// Install the hook where libvirt looks for it.
@@ -363,6 +366,7 @@ fn run(arguments: Arguments) -> Result<Answer> {
         }
         Verb::Map { svg } => map::map(&context, svg.as_deref()),
         Verb::Topology => topology::topology(&context),
+        Verb::Suggest => suggest::suggest(&context),
         Verb::Transform { file, shape_only: false } => transform::transform(&context, &file),
         Verb::Transform { file, shape_only: true } => transform::shape(&context, &file),
         Verb::Define { file } => define::define(&context, &file),

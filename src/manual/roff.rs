@@ -48,7 +48,9 @@ impl Page {
 
     /// Text as it is typed.
     pub(super) fn example(&mut self, text: &str) {
-        self.0 += ".PP\n.RS 4\n.nf\n";
+        // A heading begins a paragraph already.
+        let headed = self.0.lines().next_back().is_some_and(|line| line.starts_with(".S"));
+        self.0 += if headed { ".RS 4\n.nf\n" } else { ".PP\n.RS 4\n.nf\n" };
         self.0.extend(text.lines().map(|text| line(&plain(text)) + "\n"));
         self.0 += ".fi\n.RE\n";
     }
