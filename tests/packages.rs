@@ -101,7 +101,7 @@ fn root(dir: &Path) -> PathBuf {
     let root = dir.join("root");
     let copy = "mkdir -p \"$0\" && cd / && for program in /bin/sh /bin/rm \"$1\"; do
         ldd \"$program\" | grep --only-matching '/[^ ]*'; done | sort -u | xargs cp --parents --dereference --target-directory=\"$0\" &&
-        cp --parents --dereference /bin/sh /bin/rm \"$0\"";
+        cp --parents --dereference /bin/sh /bin/rm \"$0\" && mkdir \"$0/dev\" && : >\"$0/dev/null\"";
     run("bash", &["-c", copy, root.to_str().unwrap(), env!("CARGO_BIN_EXE_virt-pin")]);
     root
 }
