@@ -34,7 +34,7 @@ test: deps
 
 # What an image of a host is made with, beside what everything needs.
 test-host:
-	scripts/install-deps mmdebstrap debian-archive-keyring e2fsprogs xz-utils binutils debhelper dpkg-dev mandoc
+	scripts/install-deps mmdebstrap debian-archive-keyring e2fsprogs xz-utils binutils debhelper dpkg-dev lintian
 	VIRT_PIN_HOSTVM=required cargo test --locked --test hostvm
 
 run: deps build

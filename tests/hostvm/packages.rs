@@ -4,8 +4,6 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-use tempfile::TempDir;
-
 use crate::guest::Guest;
 use crate::host::Host;
 use crate::needs;
@@ -27,13 +25,14 @@ const WATCH: &str = "setsid bash -c 'while [ ! -e /run/stop ]; do [ -x $0 ] || e
 
 /// The package of this build, and the same as if a version later; `None` where they cannot be built.
 fn packages() -> Option<&'static [PathBuf; 2]> {
-    static BUILT: OnceLock<Option<([PathBuf; 2], TempDir)>> = OnceLock::new();
+    static BUILT: OnceLock<Option<[PathBuf; 2]>> = OnceLock::new();
     let built = BUILT.get_or_init(|| {
         if !Path::new("/usr/bin/dh").exists() || !Path::new("/usr/bin/dpkg-shlibdeps").exists() {
             needs::skip("debhelper and dpkg-dev are not installed");
             return None;
         }
-        let dir = tempfile::tempdir().unwrap();
+        let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("packages");
+        let _ = std::fs::remove_dir_all(&dir);
         let run = |command: &mut Command| {
             let output = command.output().unwrap();
             assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
@@ -41,16 +40,16 @@ fn packages() -> Option<&'static [PathBuf; 2]> {
         };
         let binaries = Path::new(env!("CARGO_BIN_EXE_virt-pin")).parent().unwrap();
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/package");
-        let now = PathBuf::from(run(Command::new(script).arg("deb").arg(binaries).arg(dir.path())).trim());
-        let later = dir.path().join("later.deb");
+        let now = PathBuf::from(run(Command::new(script).arg("deb").arg(binaries).arg(&dir)).trim());
+        let later = dir.join("later.deb");
         // Another program as well, so that the copy has to be replaced: ELF does not mind what follows it.
         run(Command::new("sh").arg("-c").arg(
             "dpkg-deb --raw-extract \"$0\" \"$1.d\" && sed -i 's/^Version: .*/&+later/' \"$1.d/DEBIAN/control\" &&
              echo later >>\"$1.d/usr/lib/virt-pin/virt-pin-hook\" && dpkg-deb --root-owner-group -Zgzip --build \"$1.d\" \"$1\"",
         ).arg(&now).arg(&later));
-        Some(([now, later], dir))
+        Some([now, later])
     });
-    built.as_ref().map(|(packages, _)| packages)
+    built.as_ref()
 }
 
 impl Host {

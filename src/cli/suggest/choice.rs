@@ -134,8 +134,12 @@ fn policy(
     let mut llcs: BTreeMap<LlcId, usize> = BTreeMap::new();
     for core in host.cores().values().filter(|core| core.is_subset(pinnable)) {
         let Some(cpu) = core.first().and_then(|cpu| host.cpu(cpu)) else { continue };
-        cpu.node.map(|node| *nodes.entry(node).or_default() += 1);
-        cpu.llc.map(|llc| *llcs.entry(llc).or_default() += 1);
+        if let Some(node) = cpu.node {
+            *nodes.entry(node).or_default() += 1;
+        }
+        if let Some(llc) = cpu.llc {
+            *llcs.entry(llc).or_default() += 1;
+        }
     }
     let mut policy = Vec::new();
     let most = |cores: Option<&usize>| cores.copied().unwrap_or_default();
