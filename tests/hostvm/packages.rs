@@ -114,7 +114,10 @@ fn the_package_comes_and_goes(debian: Debian) {
     assert_eq!(host.exec(&["tail", "-c", "6", HOOK]).ok(), "later\n");
     host.exec(&["cmp", HOOK, PACKAGED_HOOK]).ok();
     assert_eq!(host.file("/etc/virt-pin/virt-pin.toml").matches("pinnable_cpus = \"2-7,10-15\"").count(), 1);
-    assert!(host.agent("ActiveState") == "active" && host.agent("MainPID") != agent);
+    host.wait_until("the agent runs anew", |host| {
+        host.agent("ActiveState") == "active" && host.agent("MainPID") != agent
+    });
+    assert_eq!(host.agent("NRestarts"), "0", "{}", host.sh("journalctl --unit virt-pin-agent | tail -20").stdout);
     assert_eq!(host.daemon(), daemon, "libvirt was restarted");
     assert_eq!(host.exec(&["virt-pin", "--json", "lease", "vm"]).ok(), lease);
     assert_eq!(host.threads("vm"), threads);

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use crate::cpuset::{CpuId, CpuSet, NodeId};
+use crate::error::counted;
 use crate::host::{CoreClass, LlcId, Topology};
 
 /// From so many cores on, a node can spare one for the host.
@@ -142,18 +143,14 @@ fn policy(
         }
     }
     let mut policy = Vec::new();
-    let most = |cores: Option<&usize>| cores.copied().unwrap_or_default();
+    let most = |cores: Option<&usize>| counted(cores.copied().unwrap_or_default() as u64, "core");
     if nodes.len() > 1 {
         let cores = most(nodes.values().max());
-        policy.push(("numa", "single", format!("for VMs of up to {cores} cores: no memory is far away from its CPU")));
+        policy.push(("numa", "single", format!("for VMs of up to {cores}: no memory is far away from its CPU")));
     }
     if llcs.len() > nodes.len().max(1) && llcs.values().any(|cores| *cores > 1) {
         let cores = most(llcs.values().max());
-        policy.push((
-            "cache",
-            "single",
-            format!("for VMs of up to {cores} cores: their threads share a cache, with nobody on the others"),
-        ));
+        policy.push(("cache", "single", format!("for VMs of up to {cores}: their threads share one cache")));
     }
     let there: u64 = pinnable.iter().filter_map(|cpu| interrupts.get(&cpu)).sum();
     if there > 0 {
