@@ -130,7 +130,7 @@ fn the_rpm_is_installed_upgraded_and_erased() {
     );
 
     let root = root(dir.path());
-    let before = run("find", &[root.to_str().unwrap(), "-not", "-path", "*/var/lib/rpm*"]);
+    let before = run("find", &[root.to_str().unwrap(), "-not", "-path", "*/.rpmdb*"]);
     let rpm = |arguments: &[&str]| {
         let output = Command::new("rpm").arg("--root").arg(&root).args(arguments).output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -158,7 +158,7 @@ fn the_rpm_is_installed_upgraded_and_erased() {
     // The edited configuration is kept by rpm under another name, and nothing else.
     assert!(config.with_extension("toml.rpmsave").exists());
     fs::remove_dir_all(root.join("etc/virt-pin")).unwrap();
-    let after = run("find", &[root.to_str().unwrap(), "-not", "-path", "*/var/lib/rpm*"]);
+    let after = run("find", &[root.to_str().unwrap(), "-not", "-path", "*/.rpmdb*"]);
     let (before, after): (BTreeSet<_>, BTreeSet<_>) = (before.lines().collect(), after.lines().collect());
     let left: Vec<_> = after.difference(&before).filter(|path| Path::new(path).is_file()).collect();
     assert!(left.is_empty(), "{left:?}");
