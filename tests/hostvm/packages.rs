@@ -13,11 +13,12 @@ const HOOK: &str = "/etc/libvirt/hooks/qemu.d/10-virt-pin";
 const PACKAGED_HOOK: &str = "/usr/lib/virt-pin/virt-pin-hook";
 
 /// Every file of the disk: kind, mode, owner, and when it was written; in /etc what is in it instead, as a file may be written as
-/// it was. Without what dpkg writes about itself, logs, and what libvirt keeps of a VM while it runs.
+/// it was. Without what dpkg writes about itself, logs, what libvirt keeps of a VM while it runs, and empty
+/// `.wants` directories of the test bed, which Debian 12's helper for units tidies away.
 const FILES: &str = r#"
     skip="-path /var/lib/dpkg -o -path /var/log -o -path /var/lib/libvirt/qemu"
     { find / -xdev \( $skip -o -path /etc \) -prune -o -type f -printf '%p %m %u:%g %s %T@\n' -o -printf '%p %y %m %u:%g %l\n'
-      find /etc -type f -printf '%p %m %u:%g\n' -o -printf '%p %y %m %u:%g %l\n'
+      find /etc -type d -name '*.wants' -empty -o -type f -printf '%p %m %u:%g\n' -o -printf '%p %y %m %u:%g %l\n'
       find /etc -type f -exec sha256sum {} +; } | sort"#;
 
 /// Notes every moment at which the hook could not be executed.
