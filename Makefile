@@ -8,13 +8,20 @@
 # make bench-placement   where VMs land, beside other placement rules (docs/placement.md)
 # make bench-scale  what placing a domain costs on hosts of up to 8192 CPUs
 # make fuzz SECONDS=60   inputs nobody thought of, for each reader of text (a nightly compiler)
-# make install   DESTDIR= PREFIX=/usr
+# make man       manuals, completions and the default configuration, into target/generated
+# make install   DESTDIR= PREFIX=/usr, from the release binaries or those in BUILD=
+# make deb       a Debian package, in target/packages
+# make rpm       the same for Fedora and its like
 
 PREFIX  ?= /usr
 DESTDIR ?=
 SECONDS ?= 60
+BUILD   ?= target/release
+GENERATED ?= target/generated
+ZSHDIR  ?= $(PREFIX)/share/zsh/site-functions
+DOCDIR  ?= $(PREFIX)/share/doc/virt-pin
 
-.PHONY: deps build test corpus test-host run bench-hook bench-placement bench-scale fuzz install
+.PHONY: deps build test corpus test-host run bench-hook bench-placement bench-scale fuzz man install deb rpm
 
 deps:
 	scripts/install-deps
@@ -31,7 +38,7 @@ corpus:
 
 # What an image of a host is made with, beside what everything needs.
 test-host:
-	scripts/install-deps mmdebstrap debian-archive-keyring e2fsprogs xz-utils binutils
+	scripts/install-deps mmdebstrap debian-archive-keyring e2fsprogs xz-utils binutils debhelper dpkg-dev lintian
 	VIRT_PIN_HOSTVM=required cargo test --locked --test hostvm
 
 run: deps build
@@ -49,8 +56,33 @@ bench-scale:
 fuzz:
 	scripts/fuzz $(SECONDS)
 
-# The one list of installed files; packages use it too.
-install:
-	install -D -m 0755 target/release/virt-pin $(DESTDIR)$(PREFIX)/bin/virt-pin
-	install -D -m 0755 target/release/virt-pin-hook $(DESTDIR)$(PREFIX)/lib/virt-pin/virt-pin-hook
+man:
+	$(BUILD)/virt-pin manuals $(GENERATED)
+
+# The one list of installed files; packages use it too. A configuration that is there already stays.
+install: man
+	install -D -m 0755 $(BUILD)/virt-pin $(DESTDIR)$(PREFIX)/bin/virt-pin
+	install -D -m 0755 $(BUILD)/virt-pin-hook $(DESTDIR)$(PREFIX)/lib/virt-pin/virt-pin-hook
 	install -D -m 0644 packaging/systemd/virt-pin-agent.service $(DESTDIR)$(PREFIX)/lib/systemd/system/virt-pin-agent.service
+	sed -i 's|/usr/bin/|$(PREFIX)/bin/|' $(DESTDIR)$(PREFIX)/lib/systemd/system/virt-pin-agent.service
+	install -D -m 0644 packaging/tmpfiles.d/virt-pin.conf $(DESTDIR)$(PREFIX)/lib/tmpfiles.d/virt-pin.conf
+	install -d $(DESTDIR)/etc/virt-pin/virt-pin.toml.d
+	[ -e $(DESTDIR)/etc/virt-pin/virt-pin.toml ] || \
+	    install -m 0644 $(GENERATED)/virt-pin.toml $(DESTDIR)/etc/virt-pin/virt-pin.toml
+	for page in man1/virt-pin.1 man5/virt-pin.toml.5 man7/virt-pin-policy.7 man8/virt-pin-hook.8; do \
+	    install -D -m 0644 $(GENERATED)/$$page $(DESTDIR)$(PREFIX)/share/man/$$page || exit; done
+	install -D -m 0644 $(GENERATED)/bash/virt-pin $(DESTDIR)$(PREFIX)/share/bash-completion/completions/virt-pin
+	install -D -m 0644 $(GENERATED)/zsh/_virt-pin $(DESTDIR)$(ZSHDIR)/_virt-pin
+	install -D -m 0644 $(GENERATED)/fish/virt-pin.fish $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/virt-pin.fish
+	install -d $(DESTDIR)$(DOCDIR)/docs $(DESTDIR)$(DOCDIR)/hooks
+	install -m 0644 README.md $(DESTDIR)$(DOCDIR)/
+	install -m 0644 docs/* $(DESTDIR)$(DOCDIR)/docs/
+	install -m 0644 hooks/* $(DESTDIR)$(DOCDIR)/hooks/
+
+deb: build
+	scripts/install-deps debhelper dpkg-dev
+	scripts/package deb $(BUILD)
+
+rpm: build
+	scripts/install-deps rpm
+	scripts/package rpm $(BUILD)

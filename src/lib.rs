@@ -3,7 +3,7 @@
 //! Reading order: [`cpuset`] and [`error`] (words and failures), [`host`] (the machine as a value), [`alloc`] (who gets
 //! which CPUs: pure), [`xml`] (domain text to request, plan to edits: pure), [`config`], [`lock`] (the leases and the only
 //! way to change them), [`relocate`] (a running VM to other CPUs), [`hook`] (one libvirt event in, one outcome out), [`agent`]
-//! (what no hook can do), [`cli`].
+//! (what no hook can do), [`cli`], [`manual`] (its pages).
 
 pub mod agent;
 pub mod alloc;
@@ -21,6 +21,7 @@ pub mod kept;
 pub mod libvirt;
 pub mod lock;
 pub mod log;
+pub mod manual;
 pub mod relocate;
 pub mod report;
 pub mod uuid;

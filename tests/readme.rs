@@ -80,5 +80,5 @@ fn its_transcripts_are_what_the_command_prints() {
         assert_eq!(String::from_utf8(output.stdout).unwrap(), expected, "virt-pin {command}");
         transcripts += 1;
     }
-    assert_eq!(transcripts, 3);
+    assert_eq!(transcripts, 4);
 }

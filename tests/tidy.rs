@@ -52,6 +52,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
         ],
     ),
     ("report", &["error", "host", "lock"]),
+    // The tables that it makes pages of, and the names of files.
+    ("manual", &["alloc", "config", "error", "hook", "lock"]),
     ("libvirt", &["cpuset", "error", "uuid"]),
     (
         "agent",
@@ -95,6 +97,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "libvirt",
             "lock",
             "log",
+            "manual",
             "relocate",
             "report",
             "uuid",
@@ -111,6 +114,9 @@ const ONLY: &[(&str, &str, &[&str])] = &[
     ("lock", "alloc", &["plan", "policy", "request"]),
     ("config", "alloc", &["demand", "policy"]),
     ("config", "host", &["root"]),
+    ("manual", "alloc", &["policy"]),
+    ("manual", "config", &["keys", "settings"]),
+    ("manual", "hook", &["call"]),
 ];
 
 /// Where each code is provoked: file and test.

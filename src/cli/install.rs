@@ -9,12 +9,17 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
 use super::Context;
+use crate::enforce::{isolation, scope};
 use crate::error::{Code, Error, Result, counted};
 use crate::host::root::Root;
 use crate::host::{process, qemu};
 use crate::libvirt;
-use crate::lock;
+use crate::lock::leases::Leases;
+use crate::lock::{self, DEADLINE, StateLock};
 
 /// Where libvirt looks.
 pub(super) const HOOKS: &str = "/etc/libvirt/hooks";
@@ -29,7 +34,7 @@ const MARK: &[u8] = b"usage: virt-pin-hook NAME OPERATION";
 /// The first libvirt with `qemu.d/`.
 const WITH_DIRECTORY: (u32, u32) = (6, 5);
 
-pub(super) fn install(context: &Context, named: Option<&Path>) -> Result<String> {
+pub(super) fn install(context: &Context, named: Option<&Path>, reload: bool) -> Result<String> {
     let source = match named {
         Some(file) => file.to_owned(),
         None => find_hook()?,
@@ -62,7 +67,7 @@ pub(super) fn install(context: &Context, named: Option<&Path>) -> Result<String>
             "It replaces an earlier one; libvirt runs the new one from now on, nothing has to be restarted.\n",
         );
     } else {
-        out.push_str(&reload_advice(root, "see the hook"));
+        out.push_str(&reloaded_or_advice(root, reload, "see the hook"));
     }
     let mut running = root.list(qemu::RUN_DIR)?.into_iter();
     let running = running.any(|name| name.strip_suffix(".xml").is_some_and(|name| qemu::lives(root, name)));
@@ -77,7 +82,7 @@ pub(super) fn install(context: &Context, named: Option<&Path>) -> Result<String>
     Ok(out)
 }
 
-pub(super) fn uninstall(context: &Context) -> Result<String> {
+pub(super) fn uninstall(context: &Context, reload: bool) -> Result<String> {
     let root = &context.root;
     let mut out = String::new();
     for place in [IN_DIRECTORY, ALONE] {
@@ -92,7 +97,10 @@ pub(super) fn uninstall(context: &Context) -> Result<String> {
     if out.is_empty() {
         return Ok("The hook is not installed.\n".to_owned());
     }
-    out.push_str(&reload_advice(root, "no longer look for it (until then every start fails)"));
+    out.push_str(&reloaded_or_advice(root, reload, "no longer look for it (until then every start fails)"));
+    if let Err(error) = give_back(root) {
+        out.push_str(&format!("What was changed for VMs is still as it was: {}\n", error.message));
+    }
     let held = lock::read(root).map(|leases| leases.iter().count()).unwrap_or_default();
     if held > 0 {
         out.push_str(&format!(
@@ -102,6 +110,16 @@ pub(super) fn uninstall(context: &Context) -> Result<String> {
         ));
     }
     Ok(out)
+}
+
+/// Undoes what only the hook would undo later: what keeps the host's own work off leased CPUs, and what waits for VMs to start.
+fn give_back(root: &Root) -> Result<()> {
+    scope::remove_all(root)?;
+    if !root.exists(lock::STATE_DIR) {
+        return Ok(());
+    }
+    let mut state = StateLock::acquire(root, DEADLINE)?;
+    isolation::settle(root, &mut state, &Leases::default())
 }
 
 /// The hook program beside this command, or where packages put it.
@@ -170,6 +188,26 @@ fn put(root: &Root, target: &Path, program: &[u8]) -> Result<()> {
     fs::rename(&temporary, target).map_err(failed("rename to", target))?;
     let dir = target.parent().unwrap_or(target);
     File::open(dir).and_then(|dir| dir.sync_all()).map_err(failed("sync", dir))
+}
+
+/// Has the running daemons notice, or says what has to be done for that.
+fn reloaded_or_advice(root: &Root, reload: bool, so_that: &str) -> String {
+    if !reload {
+        return reload_advice(root, so_that);
+    }
+    // What `systemctl reload` does, with or without systemd. The system's own daemons write these files.
+    let running = ["libvirtd", "virtqemud"].into_iter().filter_map(|daemon| {
+        let pid: u32 = root.read_if_exists(&format!("/run/{daemon}.pid")).ok()??.trim().parse().ok()?;
+        let (name, _) = process::name_and_parent(root, pid)?;
+        (name == daemon).then_some((daemon, pid))
+    });
+    let told =
+        running.map(|(daemon, pid)| match i32::try_from(pid).map(|pid| kill(Pid::from_raw(pid), Signal::SIGHUP)) {
+            Ok(Ok(())) => format!("{daemon}, pid {pid}, was told to reload, to {so_that}.\n"),
+            _ => reload_advice(root, so_that),
+        });
+    let told: String = told.collect();
+    if told.is_empty() { "No libvirt daemon runs now; it looks for hooks when it starts.\n".to_owned() } else { told }
 }
 
 /// What has to be done so that the running daemon notices.

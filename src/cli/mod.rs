@@ -13,12 +13,14 @@ mod failure;
 mod gather;
 mod install;
 mod lease;
+mod manuals;
 mod map;
 mod options;
 mod reconcile;
 mod repack;
 mod simulate;
 mod subject;
+mod suggest;
 mod sync;
 mod table;
 pub mod topology;
@@ -28,7 +30,7 @@ use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::alloc::demand::Reserve;
 use crate::config::settings::Settings;
@@ -152,6 +154,8 @@ enum Verb {
         #[arg(long, value_name = "WORD", default_value = "strict", value_parser = reserve)]
         autostart_reserve: Reserve,
     },
+    /// Propose which CPUs of this host to hand out, and say why.
+    Suggest,
     /// Check the host, the configuration, the hook and the leases against reality.
     Check,
     /// Install the hook where libvirt looks for it.
@@ -159,9 +163,16 @@ enum Verb {
         /// The hook program; without it, the one beside this command.
         #[arg(long, value_name = "FILE")]
         hook: Option<PathBuf>,
+        /// Have the daemon that runs reload if it has to, so that it sees the hook.
+        #[arg(long)]
+        reload: bool,
     },
     /// Remove the hook.
-    Uninstall,
+    Uninstall {
+        /// Have the daemon that runs reload, so that it no longer looks for the hook.
+        #[arg(long)]
+        reload: bool,
+    },
     /// Bring libvirt's live XML in line with a running VM's lease.
     Sync {
         /// Name or UUID.
@@ -193,13 +204,25 @@ enum Verb {
         #[arg(long, value_name = "NAME=VALUE", requires = "subject")]
         policy: Vec<String>,
     },
+    /// Write the manuals, the shells' completions and the default configuration, for packages.
+    #[command(hide = true)]
+    Manuals {
+        /// A directory; what it has of these files is replaced.
+        directory: PathBuf,
+    },
 }
 
 impl Verb {
     /// Whether the answer is a sentence about what was done.
     fn only_says(&self) -> bool {
-        matches!(self, Verb::Gather { file: Some(_), .. } | Verb::Install { .. } | Verb::Uninstall | Verb::Sync { .. })
-            || self.defines()
+        matches!(
+            self,
+            Verb::Gather { file: Some(_), .. }
+                | Verb::Install { .. }
+                | Verb::Uninstall { .. }
+                | Verb::Sync { .. }
+                | Verb::Manuals { .. }
+        ) || self.defines()
     }
 
     /// Whether the verb changes the machine or asks its libvirt, so that a description cannot stand in for it.
@@ -207,7 +230,7 @@ impl Verb {
         matches!(
             self,
             Verb::Install { .. }
-                | Verb::Uninstall
+                | Verb::Uninstall { .. }
                 | Verb::Sync { .. }
                 | Verb::Agent { .. }
                 | Verb::Reconcile
@@ -260,6 +283,11 @@ impl From<String> for Answer {
     fn from(text: String) -> Answer {
         Answer { text, failed: None }
     }
+}
+
+/// The grammar of the command line.
+pub fn grammar() -> clap::Command {
+    Arguments::command()
 }
 
 /// The command: runs one verb.
@@ -338,6 +366,7 @@ fn run(arguments: Arguments) -> Result<Answer> {
         }
         Verb::Map { svg } => map::map(&context, svg.as_deref()),
         Verb::Topology => topology::topology(&context),
+        Verb::Suggest => suggest::suggest(&context),
         Verb::Transform { file, shape_only: false } => transform::transform(&context, &file),
         Verb::Transform { file, shape_only: true } => transform::shape(&context, &file),
         Verb::Define { file } => define::define(&context, &file),
@@ -345,13 +374,14 @@ fn run(arguments: Arguments) -> Result<Answer> {
         Verb::Disable { domain } => define::disable(&context, &domain),
         Verb::SetVcpus { domain, count } => define::set_vcpus(&context, &domain, count),
         Verb::Gather { file, state } => gather::gather(&context, file.as_deref(), state),
-        Verb::Install { hook } => install::install(&context, hook.as_deref()),
-        Verb::Uninstall => install::uninstall(&context),
+        Verb::Install { hook, reload } => install::install(&context, hook.as_deref(), reload),
+        Verb::Uninstall { reload } => install::uninstall(&context, reload),
         Verb::Sync { domain, after_stdin } => sync::sync(&context, &domain, after_stdin),
         Verb::Agent { metrics, once } => {
             crate::agent::run(&context.root, metrics.as_deref(), once).map(|()| String::new())
         }
         Verb::Reconcile => reconcile::reconcile(&context),
+        Verb::Manuals { directory } => manuals::write(&grammar(), &directory),
     };
     let text = text?;
     // What is data already (a document, a description) stays as it is.

@@ -5,6 +5,7 @@ use std::ops::Range;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
+use super::keys::{Doc, Given, Key, SECTIONS};
 use super::limit::Limit;
 use crate::alloc::demand::Reserve;
 use crate::alloc::policy::Policy;
@@ -63,58 +64,171 @@ impl Fragment {
         let mut fragment = Fragment::default();
         for (key, value) in table.get_ref() {
             let (name, place) = (key.get_ref().as_ref(), at(&key.span()));
-            match name {
-                "pinnable_cpus" => {
-                    let list = string(name, value, &place)?;
-                    let cpus = CpuSet::parse_kernel_list(list);
-                    fragment.pinnable =
-                        Some(cpus.map_err(|error| invalid(&place, &format!("pinnable_cpus = \"{list}\": {error}")))?);
-                }
-                "command" => {
-                    let command = string(name, value, &place)?;
-                    if !command.starts_with('/') {
-                        return Err(invalid(&place, &format!("command = \"{command}\": must be an absolute path")));
-                    }
-                    fragment.command = Some(command.to_owned());
-                }
-                "autostart_reserve" => {
-                    let word = string(name, value, &place)?;
-                    let reserve = Reserve::parse(word).ok_or_else(|| {
-                        let words = Reserve::WORDS.map(|(word, _)| format!("\"{word}\"")).join(" or ");
-                        invalid(&place, &format!("autostart_reserve = \"{word}\": must be {words}"))
-                    });
-                    fragment.autostart_reserve = Some(reserve?);
-                }
-                "repair_drift" => {
-                    let DeValue::Boolean(repair) = value.get_ref() else {
-                        let what = kind(value.get_ref());
-                        return Err(invalid(&place, &format!("repair_drift: must be true or false, not {what}")));
-                    };
-                    fragment.repair_drift = Some(*repair);
-                }
-                "domain" => {
-                    let DeValue::Array(sections) = value.get_ref() else {
-                        return Err(invalid(&place, "domain: write each one as a section [[domain]]"));
-                    };
-                    for section in sections.iter() {
-                        fragment.domains.push(domain(section, &at)?);
-                    }
-                }
-                "limit" => {
-                    let DeValue::Array(sections) = value.get_ref() else {
-                        return Err(invalid(&place, "limit: write each one as a section [[limit]]"));
-                    };
-                    for section in sections.iter() {
-                        fragment.limits.push(Limit::parse(section, &at)?);
-                    }
-                }
-                _ => {
-                    let known = "pinnable_cpus, command, autostart_reserve, repair_drift, [[domain]] and [[limit]]";
-                    return Err(invalid(&place, &format!("{name}: unknown key; known are {known}")));
-                }
-            }
+            Given { name, value, place: &place, at: &at }.read_known(KEYS, &mut fragment)?;
         }
         Ok(fragment)
+    }
+}
+
+/// The keys of a file.
+pub(super) const KEYS: &[Key<Fragment>] = &[
+    Key {
+        doc: Doc {
+            name: "pinnable_cpus",
+            value: "a string: a list of CPUs as the kernel writes them, strides as in \"0-63:1/2\" included",
+            default: Some("\"\""),
+            example: Some("\"2-15\""),
+            meaning: "The CPUs that may be handed out; none by default, and every dedicated VM is refused. Whole cores should be \
+                      named whole: see the siblings in `virt-pin topology`. CPUs that are offline or absent are never handed out. \
+                      The others are the housekeeping CPUs, for the host and VMs without a lease.",
+        },
+        read: |fragment, given| {
+            let list = string(given)?;
+            let cpus = CpuSet::parse_kernel_list(list);
+            let wrong = |error| invalid(given.place, &format!("pinnable_cpus = \"{list}\": {error}"));
+            fragment.pinnable = Some(cpus.map_err(wrong)?);
+            Ok(())
+        },
+    },
+    Key {
+        doc: Doc {
+            name: "command",
+            value: "a string: an absolute path",
+            default: Some("\"/usr/bin/virt-pin\""),
+            example: Some("\"/usr/bin/virt-pin\""),
+            meaning: "The virt-pin command, run after a start so that libvirt's live XML shows the lease.",
+        },
+        read: |fragment, given| {
+            let command = string(given)?;
+            if !command.starts_with('/') {
+                let what = format!("command = \"{command}\": must be an absolute path");
+                return Err(invalid(given.place, &what));
+            }
+            fragment.command = Some(command.to_owned());
+            Ok(())
+        },
+    },
+    Key {
+        doc: Doc {
+            name: "autostart_reserve",
+            value: "\"strict\" or \"prefer\"",
+            default: Some("\"strict\""),
+            example: Some("\"strict\""),
+            meaning: "Dedicated VMs that are marked autostart have their CPUs set aside while they do not run. May another VM have \
+                      these when nothing else is left? `strict`: no, it is refused (`cpu.placement.reserved`). `prefer`: yes.",
+        },
+        read: |fragment, given| {
+            let word = string(given)?;
+            let reserve = Reserve::parse(word).ok_or_else(|| {
+                let words = Reserve::WORDS.map(|(word, _)| format!("\"{word}\"")).join(" or ");
+                invalid(given.place, &format!("autostart_reserve = \"{word}\": must be {words}"))
+            });
+            fragment.autostart_reserve = Some(reserve?);
+            Ok(())
+        },
+    },
+    Key {
+        doc: Doc {
+            name: "repair_drift",
+            value: "true or false",
+            default: Some("false"),
+            example: Some("false"),
+            meaning: "Whether the agent moves threads of a dedicated VM back that somebody has moved by hand; by default it only \
+                      says so.",
+        },
+        read: |fragment, given| {
+            let DeValue::Boolean(repair) = given.value.get_ref() else {
+                let what = kind(given.value.get_ref());
+                return Err(invalid(given.place, &format!("repair_drift: must be true or false, not {what}")));
+            };
+            fragment.repair_drift = Some(*repair);
+            Ok(())
+        },
+    },
+    Key {
+        doc: Doc {
+            name: "domain",
+            value: SECTIONS,
+            default: None,
+            example: None,
+            meaning: "A policy for VMs that bring none. A uuid goes before a pattern; of several patterns the last one counts. Its \
+                      other keys are the policy's attributes (virt-pin-policy(7)); underscores may stand for hyphens.",
+        },
+        read: |fragment, given| {
+            for section in sections(given)? {
+                fragment.domains.push(domain(section, given.at)?);
+            }
+            Ok(())
+        },
+    },
+    Key {
+        doc: Doc {
+            name: "limit",
+            value: SECTIONS,
+            default: None,
+            example: None,
+            meaning: "What policies may ask for, since who may define a VM need not be root. Every section whose pattern matches \
+                      holds.",
+        },
+        read: |fragment, given| {
+            for section in sections(given)? {
+                fragment.limits.push(Limit::parse(section, given.at)?);
+            }
+            Ok(())
+        },
+    },
+];
+
+/// Which domains a section is for, as far as it has been read.
+type Selects = Option<Selector>;
+
+/// The keys of `[[domain]]`, beside the policy's attributes.
+pub(super) const DOMAIN_KEYS: &[Key<Selects>] = &[
+    Key {
+        doc: Doc {
+            name: "match",
+            value: "a string: a shell pattern",
+            default: None,
+            example: Some("\"db-*\""),
+            meaning: "For the VMs whose whole name matches.",
+        },
+        read: |selects, given| {
+            let text = string(given)?;
+            let pattern = glob::Pattern::new(text);
+            let wrong = |error| invalid(given.place, &format!("match = \"{text}\": {error}"));
+            select(selects, Selector::Name(pattern.map_err(wrong)?), given.place)
+        },
+    },
+    Key {
+        doc: Doc {
+            name: "uuid",
+            value: "a string: a UUID",
+            default: None,
+            example: None,
+            meaning: "For one VM; instead of match.",
+        },
+        read: |selects, given| {
+            let text = string(given)?;
+            let uuid = DomainUuid::parse(text);
+            let wrong = || invalid(given.place, &format!("uuid = \"{text}\": not a UUID"));
+            select(selects, Selector::Uuid(uuid.ok_or_else(wrong)?), given.place)
+        },
+    },
+];
+
+fn select(selects: &mut Selects, selector: Selector, place: &str) -> Result<()> {
+    match selects.replace(selector) {
+        Some(_) => Err(invalid(place, "domain: give either match or uuid, not both")),
+        None => Ok(()),
+    }
+}
+
+/// The sections of this name.
+fn sections<'a>(given: &Given<'a>) -> Result<&'a [Spanned<DeValue<'a>>]> {
+    let name = given.name;
+    match given.value.get_ref() {
+        DeValue::Array(sections) => Ok(sections),
+        _ => Err(invalid(given.place, &format!("{name}: write each one as a section [[{name}]]"))),
     }
 }
 
@@ -128,33 +242,20 @@ fn domain(section: &Spanned<DeValue<'_>>, at: &dyn Fn(&Range<usize>) -> String) 
     let mut first = place.clone();
     for (key, value) in table {
         let (name, place) = (key.get_ref().as_ref(), at(&key.span()));
-        let selector = match name {
-            "uuid" => {
-                let text = string(name, value, &place)?;
-                let uuid = DomainUuid::parse(text);
-                Selector::Uuid(uuid.ok_or_else(|| invalid(&place, &format!("uuid = \"{text}\": not a UUID")))?)
-            }
-            "match" => {
-                let text = string(name, value, &place)?;
-                let pattern = glob::Pattern::new(text);
-                Selector::Name(pattern.map_err(|error| invalid(&place, &format!("match = \"{text}\": {error}")))?)
-            }
-            _ => {
-                // In TOML the attributes may be written with underscores, like our other keys.
-                let attribute = (name.replace('_', "-"), scalar(name, value, &place)?);
-                let pair = [(attribute.0.as_str(), attribute.1.as_str())];
-                if let Err(error) = Policy::from_attributes(pair) {
-                    let hint = error.hint.unwrap_or_default();
-                    return Err(invalid(&place, &format!("{name}: {}", error.message)).with_hint(hint));
-                }
-                first = place;
-                attributes.push(attribute);
-                continue;
-            }
-        };
-        if selects.replace(selector).is_some() {
-            return Err(invalid(&place, "domain: give either match or uuid, not both"));
+        let given = Given { name, value, place: &place, at };
+        if let Some(read) = given.read(DOMAIN_KEYS, &mut selects) {
+            read?;
+            continue;
         }
+        // In TOML the attributes may be written with underscores, like our other keys.
+        let attribute = (name.replace('_', "-"), scalar(&given)?);
+        let pair = [(attribute.0.as_str(), attribute.1.as_str())];
+        if let Err(error) = Policy::from_attributes(pair) {
+            let hint = error.hint.unwrap_or_default();
+            return Err(invalid(&place, &format!("{name}: {}", error.message)).with_hint(hint));
+        }
+        first = place;
+        attributes.push(attribute);
     }
     let selects = selects.ok_or_else(|| invalid(&place, "domain: needs match = \"PATTERN\" or uuid = \"UUID\""))?;
     // Together the attributes may contradict each other. What a later version does is refused when a domain asks for it.
@@ -165,19 +266,18 @@ fn domain(section: &Spanned<DeValue<'_>>, at: &dyn Fn(&Range<usize>) -> String) 
     Ok(DomainSection { selects, attributes, place })
 }
 
-pub(super) fn string<'v>(key: &str, value: &'v Spanned<DeValue<'_>>, place: &str) -> Result<&'v str> {
-    match value.get_ref() {
+pub(super) fn string<'a>(given: &Given<'a>) -> Result<&'a str> {
+    match given.value.get_ref() {
         DeValue::String(text) => Ok(text),
-        other => Err(invalid(place, &format!("{key}: must be a string, not {}", kind(other)))),
+        other => Err(invalid(given.place, &format!("{}: must be a string, not {}", given.name, kind(other)))),
     }
 }
 
 /// A string, or a number as it is written: `threads-per-core = 1`.
-fn scalar(key: &str, value: &Spanned<DeValue<'_>>, place: &str) -> Result<String> {
-    match value.get_ref() {
-        DeValue::String(text) => Ok(text.clone().into_owned()),
+fn scalar(given: &Given<'_>) -> Result<String> {
+    match given.value.get_ref() {
         DeValue::Integer(number) => Ok(number.to_string()),
-        other => Err(invalid(place, &format!("{key}: must be a string, not {}", kind(other)))),
+        _ => string(given).map(str::to_owned),
     }
 }
 

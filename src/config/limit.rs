@@ -7,6 +7,7 @@ use toml::Spanned;
 use toml::de::DeValue;
 
 use super::fragment::{invalid, kind, string};
+use super::keys::{Doc, Given, Key};
 use crate::alloc::policy::{ATTRIBUTES, Policy};
 use crate::error::{Code, Error, Result};
 
@@ -33,36 +34,7 @@ impl Limit {
         let mut limit = Limit { names: None, max_vcpus: None, deny: Vec::new(), place: place.clone() };
         for (key, value) in table {
             let (name, place) = (key.get_ref().as_ref(), at(&key.span()));
-            match name {
-                "match" => {
-                    let text = string(name, value, &place)?;
-                    let pattern = glob::Pattern::new(text);
-                    limit.names =
-                        Some(pattern.map_err(|error| invalid(&place, &format!("match = \"{text}\": {error}")))?);
-                }
-                "max_vcpus" => {
-                    let DeValue::Integer(number) = value.get_ref() else {
-                        let found = kind(value.get_ref());
-                        return Err(invalid(&place, &format!("max_vcpus: must be a number, not {found}")));
-                    };
-                    let count = number.to_string().parse();
-                    let wrong = |_| invalid(&place, &format!("max_vcpus = {number}: must be between 0 and 65535"));
-                    limit.max_vcpus = Some(count.map_err(wrong)?);
-                }
-                "deny" => {
-                    let DeValue::Array(items) = value.get_ref() else {
-                        let found = kind(value.get_ref());
-                        return Err(invalid(&place, &format!("deny: must be a list of strings, not {found}")));
-                    };
-                    for item in items.iter() {
-                        let place = at(&item.span());
-                        limit.deny.push(denied(string(name, item, &place)?, &place)?);
-                    }
-                }
-                _ => {
-                    return Err(invalid(&place, &format!("{name}: unknown key; known are match, max_vcpus and deny")));
-                }
-            }
+            Given { name, value, place: &place, at }.read_known(KEYS, &mut limit)?;
         }
         if limit.max_vcpus.is_none() && limit.deny.is_empty() {
             return Err(invalid(&place, "limit: limits nothing without max_vcpus or deny"));
@@ -100,6 +72,65 @@ impl Limit {
         Ok(())
     }
 }
+
+/// The keys of `[[limit]]`.
+pub(super) const KEYS: &[Key<Limit>] = &[
+    Key {
+        doc: Doc {
+            name: "match",
+            value: "a string: a shell pattern",
+            default: None,
+            example: Some("\"ci-*\""),
+            meaning: "For the VMs whose whole name matches; without it, for every VM.",
+        },
+        read: |limit, given| {
+            let text = string(given)?;
+            let pattern = glob::Pattern::new(text);
+            let wrong = |error| invalid(given.place, &format!("match = \"{text}\": {error}"));
+            limit.names = Some(pattern.map_err(wrong)?);
+            Ok(())
+        },
+    },
+    Key {
+        doc: Doc {
+            name: "max_vcpus",
+            value: "a number",
+            default: None,
+            example: Some("4"),
+            meaning: "So many vCPUs of a VM may have CPUs of their own; 0 means none at all.",
+        },
+        read: |limit, given| {
+            let DeValue::Integer(number) = given.value.get_ref() else {
+                let found = kind(given.value.get_ref());
+                return Err(invalid(given.place, &format!("max_vcpus: must be a number, not {found}")));
+            };
+            let count = number.to_string().parse();
+            let wrong = |_| invalid(given.place, &format!("max_vcpus = {number}: must be between 0 and 65535"));
+            limit.max_vcpus = Some(count.map_err(wrong)?);
+            Ok(())
+        },
+    },
+    Key {
+        doc: Doc {
+            name: "deny",
+            value: "a list of strings",
+            default: None,
+            example: Some("[\"cpus\", \"realtime=yes\"]"),
+            meaning: "Attributes, or values of them, that may not be asked for.",
+        },
+        read: |limit, given| {
+            let DeValue::Array(items) = given.value.get_ref() else {
+                let found = kind(given.value.get_ref());
+                return Err(invalid(given.place, &format!("deny: must be a list of strings, not {found}")));
+            };
+            for value in items.iter() {
+                let place = (given.at)(&value.span());
+                limit.deny.push(denied(string(&Given { value, place: &place, ..*given })?, &place)?);
+            }
+            Ok(())
+        },
+    },
+];
 
 /// `NAME` or `NAME=VALUE`.
 fn denied(text: &str, place: &str) -> Result<(String, Option<String>)> {

@@ -81,6 +81,18 @@ pub(super) fn set_others(root: &Root, cpus: &dyn Fn(&str) -> Option<CpuSet>) -> 
     Ok(())
 }
 
+/// Removes every drop-in of ours: scopes that run keep what they have.
+///
+/// # Errors
+/// [`Code::HostIo`] when the units cannot be listed.
+pub fn remove_all(root: &Root) -> Result<()> {
+    let units = root.list(RUNTIME_UNITS)?;
+    for name in units.iter().filter(|name| name.strip_suffix(".d").and_then(machine_of_scope).is_some()) {
+        remove(root, &format!("{RUNTIME_UNITS}/{name}"));
+    }
+    Ok(())
+}
+
 /// Removes the drop-in, and its directory if nobody else has a file there.
 pub fn remove(root: &Root, path: &str) {
     let dir = root.resolve(path);

@@ -26,6 +26,46 @@ pub enum Operation {
 }
 
 impl Operation {
+    /// Every one, in the order of a VM's life.
+    pub const ALL: [Operation; 8] = [
+        Operation::Prepare,
+        Operation::Start,
+        Operation::Started,
+        Operation::Stopped,
+        Operation::Release,
+        Operation::Migrate,
+        Operation::Restore,
+        Operation::Reconnect,
+    ];
+
+    /// What is done at it, for the manual.
+    pub fn meaning(self) -> &'static str {
+        match self {
+            Operation::Prepare => {
+                "Before QEMU exists: the VM's CPUs are chosen, its lease is written and its cgroup is made. A VM without a \
+                 policy is kept off leased CPUs."
+            }
+            Operation::Start => "Nothing is done.",
+            Operation::Started => {
+                "QEMU runs: each of its threads is looked at, and moved where it is not where the lease says."
+            }
+            Operation::Stopped => "Nothing is done.",
+            Operation::Release => "Everything is cleaned up: the lease ends, and others may use its CPUs again.",
+            Operation::Migrate => {
+                "The VM comes from another host: it gets a lease that ends by itself if no start follows, and the pins in its \
+                 XML are replaced by this host's."
+            }
+            Operation::Restore => {
+                "The VM comes from a saved state: as for a migration. Nothing is ever refused here: libvirt would delete the \
+                 saved state. The start that follows may be."
+            }
+            Operation::Reconnect => {
+                "The daemon was restarted and found the VM running: lease and threads are compared, threads that were moved \
+                 are moved back, offline CPUs replaced. Nothing is ever refused here: libvirt would kill the VM."
+            }
+        }
+    }
+
     /// Whether a failure of the hook may be reported to libvirt as one. Not where that would kill a running VM
     /// (reconnect), delete its saved state (restore, libvirt 11.3) or means nothing (stopped, release).
     pub fn may_refuse(self) -> bool {

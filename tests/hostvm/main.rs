@@ -11,7 +11,7 @@
 //!
 //! `image` builds the disk (by `image.sh`), `shape` says what the machine is, `vm` runs QEMU, `snapshot` boots it once, `host` is
 //! a clone for a test, `cache` keeps what is slow, `wire` is how one talks with them, `needs` knows whether to run at all.
-//! What virt-pin promises there: `leases`, `isolation`, `lifecycle`, `migration`, `relocate`, `agent`; `proof` is what the kernel
+//! What virt-pin promises there: `leases`, `isolation`, `lifecycle`, `migration`, `relocate`, `agent`, `packages`; `proof` is what the kernel
 //! (`trace`) has seen of it. This file tests the test bed. `make test-host` runs it; a plain `cargo test`
 //! only says so.
 
@@ -27,6 +27,7 @@ mod leases;
 mod lifecycle;
 mod migration;
 mod needs;
+mod packages;
 mod proof;
 mod relocate;
 mod shape;

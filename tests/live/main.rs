@@ -21,6 +21,7 @@ mod libvirtd;
 mod lifecycle;
 mod machine;
 mod needs;
+mod neighbours;
 mod stand_in;
 
 use std::fs;

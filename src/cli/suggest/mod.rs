@@ -1,0 +1,49 @@
+//! `virt-pin suggest`: which CPUs of this host to hand out, and why. Writes nothing.
+
+mod choice;
+mod interrupts;
+
+use serde_json::json;
+
+use super::table::wrapped;
+use super::{Context, to_json};
+use crate::alloc::pools::whole_cores;
+use crate::config::settings::MAIN_FILE;
+use crate::error::{Result, counted};
+use crate::host::sysfs;
+
+const INTERRUPTS: &str = "/proc/interrupts";
+
+pub(super) fn suggest(context: &Context) -> Result<String> {
+    let host = sysfs::read(&context.root)?;
+    let text = context.root.read_if_exists(INTERRUPTS)?;
+    let mut proposal = choice::propose(&host, &interrupts::parse(text.as_deref().unwrap_or_default()));
+    if text.is_none() {
+        proposal.notes.push("Where devices interrupt is not known here: a description does not say.".to_owned());
+    }
+    let choice::Proposal { pinnable, kept, policy, notes } = proposal;
+    if context.json {
+        let kept: Vec<_> = kept.iter().map(|(cpus, why)| json!({ "cpus": cpus.to_string(), "why": why })).collect();
+        let policy: Vec<_> =
+            policy.iter().map(|(name, value, why)| json!({ "attribute": name, "value": value, "why": why })).collect();
+        return to_json(
+            &json!({ "pinnable_cpus": pinnable.to_string(), "kept": kept, "policy": policy, "notes": notes }),
+        );
+    }
+    let (cpus, cores) =
+        (counted(pinnable.len() as u64, "CPU"), counted(whole_cores(&host, &pinnable) as u64, "whole core"));
+    let of = host.online().len();
+    let mut out = format!("For VMs, in {MAIN_FILE} ({cpus} of {of}, {cores}):\n\n");
+    out += &format!("pinnable_cpus = \"{pinnable}\"\n\nFor the host:\n");
+    kept.iter().for_each(|(cpus, why)| out += &wrapped(" - ", &format!("{cpus}: {why}")));
+    out += "\nFor a VM's policy, beside policy=\"dedicated\":\n";
+    policy.iter().for_each(|(name, value, why)| out += &wrapped(" - ", &format!("{name}=\"{value}\" {why}")));
+    if policy.is_empty() {
+        out += " - nothing; this host leaves nothing to choose\n";
+    }
+    if !notes.is_empty() {
+        out += "\nNote:\n";
+        notes.iter().for_each(|note| out += &wrapped(" - ", note));
+    }
+    Ok(out)
+}
