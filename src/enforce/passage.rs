@@ -7,7 +7,7 @@
 
 use std::collections::BTreeSet;
 
-use super::scope;
+use super::{scope, tree};
 use crate::alloc::plan::Plan;
 use crate::cpuset::{CpuId, CpuSet, NodeId};
 use crate::error::{Code, Error, Result};
@@ -53,7 +53,7 @@ impl Cgroups {
         };
         let made = || place.filter(|place| v1 && place.starts_with(mount.as_str()) && root.exists(place));
         let emulator = cgroup::of_thread(root, &hierarchy, pid, pid);
-        let Some(emulator) = emulator.or_else(|| made().map(|place| format!("{place}/emulator"))) else {
+        let Some(emulator) = emulator.or_else(|| made().map(|place| format!("{}/emulator", tree::threads(place)))) else {
             return Ok(None);
         };
         let mut levels = Vec::new();
