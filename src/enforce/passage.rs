@@ -53,7 +53,8 @@ impl Cgroups {
         };
         let made = || place.filter(|place| v1 && place.starts_with(mount.as_str()) && root.exists(place));
         let emulator = cgroup::of_thread(root, &hierarchy, pid, pid);
-        let Some(emulator) = emulator.or_else(|| made().map(|place| format!("{}/emulator", tree::threads(place)))) else {
+        let Some(emulator) = emulator.or_else(|| made().map(|place| format!("{}/emulator", tree::threads(place))))
+        else {
             return Ok(None);
         };
         let mut levels = Vec::new();

@@ -177,7 +177,8 @@ fn begin(root: &Root, settings: &Settings, uuid: DomainUuid, me: Process, choose
     same_guest(&situation.topology, from, &to, mobile.memory).map_err(|what| {
         about(Error::new(Code::StateConflict, format!("cannot be moved to CPUs {}: {what}", to.exclusive())))
     })?;
-    isolation::check(root, &mobile.request.policy, &to, &mobile.iothreads, &Wanted::of(&leases, None)).map_err(about)?;
+    isolation::check(root, &mobile.request.policy, &to, &mobile.iothreads, &Wanted::of(&leases, None))
+        .map_err(about)?;
     let moving = Lease { moving: Some(Moving { to, by: me }), ..lease.clone() };
     leases.put(moving.clone());
     state.replace(&leases)?;
@@ -200,7 +201,9 @@ fn finish(root: &Root, settings: &Settings, lease: &Lease, way: Way) -> Result<P
     // Whose CPUs are nobody's to share may no longer follow from the allowlist alone.
     let situation = Situation::read(root, settings, None)?.beside(&lock::read(root)?, Some(lease.uuid));
     let there = match way {
-        Way::There => settle(root, &situation, lease, &moving.to, None).and_then(|()| isolate(root, lease, &moving.to, None)),
+        Way::There => {
+            settle(root, &situation, lease, &moving.to, None).and_then(|()| isolate(root, lease, &moving.to, None))
+        }
         Way::Back => Err(Error::new(Code::ConfinementFailed, "the others could not make room for it")),
     };
     let (plan, failure) = match there {
@@ -255,13 +258,7 @@ fn status(root: &Root, lease: &Lease) -> Result<qemu::Status> {
 
 /// Puts the domain where the plan says, as far as its CPUs are online, wherever among the lease's CPUs it is now; and looks. Its
 /// partitions are gone then.
-fn settle(
-    root: &Root,
-    situation: &Situation,
-    lease: &Lease,
-    plan: &Plan,
-    held: Option<&mut StateLock>,
-) -> Result<()> {
+fn settle(root: &Root, situation: &Situation, lease: &Lease, plan: &Plan, held: Option<&mut StateLock>) -> Result<()> {
     let plan = plan.meanwhile(situation.topology.online(), elsewhere(situation));
     let status = status(root, lease)?;
     let place = lease.cgroup.as_deref();

@@ -2,9 +2,16 @@
 
 use std::collections::BTreeSet;
 
+use virt_pin::cpuset::{CpuId, CpuSet};
+
 use crate::guest::Guest;
 use crate::host::Host;
-use crate::shape::Shape;
+use crate::leases::CONFIG;
+use crate::shape::{Debian, Shape};
+
+fn set(text: &str) -> CpuSet {
+    CpuSet::parse_kernel_list(text).unwrap()
+}
 
 impl Host {
     /// The CPUs of a VM's vCPU threads, as the kernel has them.
@@ -133,6 +140,118 @@ fn a_move_may_end_anywhere() {
         assert!(!check.contains("FAIL"), "{at}: {check}");
         host.set_online(gone, true);
     }
+}
+
+/// A VM that is to be alone on its CPUs: wherever it goes, whoever is killed on the way, and again once its CPUs are back.
+#[test]
+fn a_vm_that_is_alone_moves_with_its_partitions() {
+    let Some(host) = Host::with_virt_pin(Shape::default(), "pinnable_cpus = \"2-7\"\n") else { return };
+    let vcpus = ["CPU 0/TCG", "CPU 1/TCG"].map(str::to_owned);
+    let alone = |host: &Host, at: &str| {
+        let cpus = host.leased("alone");
+        let line = host.check_line("nothing but \"alone\" runs on its CPUs");
+        assert!(line.ends_with("PASS"), "{at}: {line}");
+        assert_eq!(host.on(&cpus), vcpus.clone().into(), "{at}");
+        let exclusive = host.file("/sys/fs/cgroup/machine.slice/cpuset.cpus.exclusive");
+        assert_eq!(exclusive.trim(), cpus.to_string(), "{at}");
+        let check = host.exec(&["virt-pin", "check"]).ok();
+        assert!(!check.contains("FAIL"), "{at}: {check}");
+    };
+    host.run(&Guest::new("shared"));
+    host.run(&Guest::new("alone").vcpus(2).policy("policy='dedicated' isolation='partition' irqs='away'"));
+    alone(&host, "started");
+    for at in ["recorded", "begun", "dissolved", "grown", "seated", "bound", "isolated", "settled", "committed", "-"] {
+        let gone: u32 = host.vcpu_cpus("alone")[1].parse().unwrap();
+        host.set_online(gone, false);
+        let killed = host.sh(&format!("VIRT_PIN_CRASH_AT={at} virt-pin reconcile"));
+        assert_eq!(killed.status, if at == "-" { 0 } else { 128 + 6 }, "{at}: {}{}", killed.stdout, killed.stderr);
+        let said = host.exec(&["virt-pin", "reconcile"]).ok();
+        assert!(!host.vcpu_cpus("alone").contains(&gone.to_string()), "{at}: {said}");
+        alone(&host, at);
+        host.set_online(gone, true);
+    }
+    // Where there is no other place it waits for its CPU, and the agent sees that it is back.
+    host.run(&Guest::new("beside").vcpus(4).policy("policy='dedicated' isolation='slices'"));
+    let (gone, beside) = (host.vcpu_cpus("alone")[1].parse().unwrap(), host.leased("beside"));
+    host.sh("setsid virt-pin agent >/run/agent.log 2>&1 </dev/null &").ok();
+    host.wait_until("the agent runs", |host| host.file("/run/agent.log").contains("the agent runs"));
+    host.set_online(gone, false);
+    host.wait_until("it is held to the other", |host| host.vcpu_cpus("alone")[1] == host.vcpu_cpus("alone")[0]);
+    host.set_online(gone, true);
+    host.wait_until("it is back", |host| host.vcpu_cpus("alone")[1] == gone.to_string());
+    host.wait_until("it is alone again", |host| host.check_line("nothing but \"alone\"").ends_with("PASS"));
+    alone(&host, "the agent");
+    // The host's services follow who goes to the other's place.
+    let services = |host: &Host| host.exec(&["systemctl", "show", "--property", "AllowedCPUs", "system.slice"]).ok();
+    let kept = |cpus: &CpuSet| format!("AllowedCPUs={}\n", set("0-15").difference(cpus).to_string().replace(',', " "));
+    assert_eq!(services(&host), kept(&beside));
+    host.virsh(&["destroy", "alone"]).ok();
+    let gone = beside.first().unwrap().0;
+    host.set_online(gone.into(), false);
+    host.wait_until("it has moved", |host| {
+        host.leased("beside") != beside && !host.leased("beside").contains(CpuId(gone))
+    });
+    host.wait_until("services follow", |host| services(host) == kept(&host.leased("beside")));
+    let complaints = host.sh("dmesg | grep -E 'WARNING:|BUG:|cut here' || true").ok();
+    assert_eq!(complaints, "", "the kernel complains");
+}
+
+/// Where libvirt makes the cgroup itself, or v1 takes CPUs that go offline out of all.
+fn moves_on(shape: Shape, machined: bool) -> Option<Host> {
+    let host = Host::with_virt_pin(shape, CONFIG)?;
+    if !machined {
+        host.without_machined();
+    }
+    host.run(&Guest::new("shared"));
+    host.run(&Guest::new("web").vcpus(4).policy("policy='dedicated'").tuning("<iothreads>1</iothreads>"));
+    host.assert_bound("web", &["2", "3", "4", "5"]);
+    host.set_online(3, false);
+    let said = host.exec(&["virt-pin", "reconcile"]).ok();
+    assert!(said.contains("\"web\": moved from CPUs 2-5 to 4-7"), "{said}");
+    host.assert_bound("web", &["6", "7", "4", "5"]);
+    assert_eq!(host.pins("web"), ["6", "7", "4", "5"]);
+    host.set_online(3, true);
+    host.exec(&["virt-pin", "reconcile"]).ok();
+    host.exec(&["systemctl", "restart", "libvirtd"]).ok();
+    assert!(host.virsh(&["list", "--name"]).ok().contains("web\n"));
+    host.run(&Guest::new("second").vcpus(2).policy("policy='dedicated' cpus='2-3'"));
+    host.assert_bound("second", &["2", "3"]);
+    host.assert_bound("web", &["6", "7", "4", "5"]);
+    let check = host.exec(&["virt-pin", "check"]).ok();
+    assert!(!check.contains("FAIL"), "{check}");
+    for name in ["web", "second"] {
+        host.virsh(&["destroy", name]).ok();
+        host.virsh(&["undefine", name]).ok();
+    }
+    Some(host)
+}
+
+#[test]
+fn a_lease_moves_on_v2_without_machined() {
+    let Some(host) = moves_on(Shape::default(), false) else { return };
+    // There other VMs' cgroups are beside a partition of a whole VM: not made.
+    let whole = "policy='dedicated' isolation='partition' emulator='share' iothreads='share'";
+    host.define(&Guest::new("whole").vcpus(2).policy(whole));
+    let said = host.virsh(&["start", "whole"]).refused();
+    assert!(said.contains("host.isolation.unsupported") && said.contains("needs systemd-machined"), "{said}");
+    host.virsh(&["undefine", "whole"]).ok();
+    host.run(&Guest::new("alone").vcpus(2).policy("policy='dedicated' isolation='partition'"));
+    host.run(&Guest::new("late").vcpus(2).policy("policy='dedicated'"));
+    let partition = "nothing but \"alone\" runs on its CPUs";
+    assert!(host.check_line(partition).ends_with("PASS"));
+    host.virsh(&["vcpupin", "late", "0", "2"]).ok();
+    host.virsh(&["destroy", "late"]).ok();
+    host.set_online(3, false);
+    let said = host.exec(&["virt-pin", "reconcile"]).ok();
+    assert!(said.contains("\"alone\": moved from CPUs 2-3 to "), "{said}");
+    assert!(host.check_line(partition).ends_with("PASS"));
+    let complaints = host.sh("dmesg | grep -E 'WARNING:|BUG:|cut here' || true").ok();
+    assert_eq!(complaints, "", "the kernel complains");
+}
+
+#[test]
+fn a_lease_moves_on_v1_with_machined() {
+    moves_on(Shape::default().debian(Debian::Bookworm).cgroup_v1(), true);
 }
 
 #[test]

@@ -22,13 +22,7 @@ fn locked(root: &Root, held: Option<&mut StateLock>, act: impl FnOnce(&mut State
 }
 
 /// Has every cgroup down to `base` pass these CPUs on, beside what it passes on to others.
-pub(super) fn pass_on(
-    root: &Root,
-    mount: &str,
-    base: &str,
-    cpus: &CpuSet,
-    held: Option<&mut StateLock>,
-) -> Result<()> {
+pub(super) fn pass_on(root: &Root, mount: &str, base: &str, cpus: &CpuSet, held: Option<&mut StateLock>) -> Result<()> {
     locked(root, held, |state| pass_on_noted(root, state, (mount, base), cpus))
 }
 

@@ -130,7 +130,6 @@ fn member(root: &Root, dir: &str) -> Result<()> {
     if set(root, dir)?.is_empty() { Ok(()) } else { write(root, dir, &CpuSet::new()) }
 }
 
-
 /// The seats as far as their cgroups exist. A vCPU that is not plugged in has none, and its CPU is in no partition: it could not
 /// be plugged in then. Parked CPUs of which none is online make no partition, and harm nobody.
 fn taken(root: &Root, base: &str, plan: &Plan) -> Result<Vec<Seat>> {
