@@ -162,6 +162,7 @@ fn a_vm_that_is_alone_moves_with_its_partitions() {
     alone(&host, "started");
     for at in ["recorded", "begun", "dissolved", "grown", "seated", "bound", "isolated", "settled", "committed", "-"] {
         let gone: u32 = host.vcpu_cpus("alone")[1].parse().unwrap();
+        eprintln!("{at}: {gone} goes; {}", host.sh("grep -H . /sys/fs/cgroup/machine.slice/*alone*/libvirt/v*/virt-pin/cpuset.cpus.{exclusive,partition}; cat /sys/kernel/debug/sched/debug | grep -A8 ^dl_rq | grep -E 'dl_rq|bw' | paste - - - - | head -20").stdout);
         host.set_online(gone, false);
         let killed = host.sh(&format!("VIRT_PIN_CRASH_AT={at} virt-pin reconcile"));
         assert_eq!(killed.status, if at == "-" { 0 } else { 128 + 6 }, "{at}: {}{}", killed.stdout, killed.stderr);
