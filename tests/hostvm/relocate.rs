@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use virt_pin::cpuset::{CpuId, CpuSet};
+use virt_pin::cpuset::CpuSet;
 
 use crate::guest::Guest;
 use crate::host::Host;
@@ -40,6 +40,12 @@ impl Host {
         let maps = self.sh(&format!("cat /proc/$(cat /run/libvirt/qemu/{name}.pid)/numa_maps")).ok();
         let (here, elsewhere) = (format!(" N{node}="), format!(" N{}=", 1 - node));
         assert!(maps.contains(&here) && !maps.contains(&elsewhere), "{maps}");
+    }
+
+    #[track_caller]
+    fn assert_kernel_content(&self) {
+        let complaints = self.sh("dmesg | grep -E 'WARNING:|BUG:|cut here' || true").ok();
+        assert_eq!(complaints, "", "the kernel complains");
     }
 
     fn pins(&self, name: &str) -> Vec<String> {
@@ -175,30 +181,31 @@ fn a_vm_that_is_alone_moves_with_its_partitions() {
         alone(&host, at);
         crate::needs::say(&format!("moved from {before:?} to {after:?}, killed at {at}"));
     }
-    // Where there is no other place it waits for its CPU, and the agent sees that it is back.
+    host.assert_kernel_content();
+}
+
+/// Where there is no other place it waits for its CPU, and the agent sees that it is back; services follow who moves.
+#[test]
+fn the_agent_sees_cpus_of_isolated_vms_come_and_go() {
+    let Some(host) = Host::with_virt_pin(Shape::default(), "pinnable_cpus = \"2-7\"\n") else { return };
     host.run(&Guest::new("beside").vcpus(4).policy("policy='dedicated' isolation='slices'"));
-    let (gone, beside) = (host.vcpu_cpus("alone")[1].parse().unwrap(), host.leased("beside"));
+    host.run(&Guest::new("alone").vcpus(2).policy("policy='dedicated' isolation='partition'"));
+    let (gone, beside): (u32, CpuSet) = (host.vcpu_cpus("alone")[0].parse().unwrap(), host.leased("beside"));
     host.sh("setsid virt-pin agent >/run/agent.log 2>&1 </dev/null &").ok();
-    host.wait_until("the agent runs", |host| host.file("/run/agent.log").contains("the agent runs"));
     host.set_online(gone, false);
-    host.wait_until("it is held to the other", |host| host.vcpu_cpus("alone")[1] == host.vcpu_cpus("alone")[0]);
+    host.wait_until("it is held to the other", |host| host.vcpu_cpus("alone")[0] == host.vcpu_cpus("alone")[1]);
     host.set_online(gone, true);
-    host.wait_until("it is back", |host| host.vcpu_cpus("alone")[1] == gone.to_string());
+    host.wait_until("it is back", |host| host.vcpu_cpus("alone")[0] == gone.to_string());
     host.wait_until("it is alone again", |host| host.check_line("nothing but \"alone\"").ends_with("PASS"));
-    alone(&host, "the agent");
-    // The host's services follow who goes to the other's place.
     let services = |host: &Host| host.exec(&["systemctl", "show", "--property", "AllowedCPUs", "system.slice"]).ok();
     let kept = |cpus: &CpuSet| format!("AllowedCPUs={}\n", set("0-15").difference(cpus).to_string().replace(',', " "));
     assert_eq!(services(&host), kept(&beside));
     host.virsh(&["destroy", "alone"]).ok();
-    let gone = beside.first().unwrap().0;
-    host.set_online(gone.into(), false);
-    host.wait_until("it has moved", |host| {
-        host.leased("beside") != beside && !host.leased("beside").contains(CpuId(gone))
-    });
+    let gone = beside.first().unwrap();
+    host.set_online(gone.0.into(), false);
+    host.wait_until("it has moved", |host| host.leased("beside") != beside && !host.leased("beside").contains(gone));
     host.wait_until("services follow", |host| services(host) == kept(&host.leased("beside")));
-    let complaints = host.sh("dmesg | grep -E 'WARNING:|BUG:|cut here' || true").ok();
-    assert_eq!(complaints, "", "the kernel complains");
+    host.assert_kernel_content();
 }
 
 /// Where libvirt makes the cgroup itself, or v1 takes CPUs that go offline out of all.
@@ -249,12 +256,11 @@ fn a_lease_moves_on_v2_without_machined() {
     host.virsh(&["vcpupin", "late", "0", "2"]).refused();
     assert!(host.check_line(partition).ends_with("PASS"));
     host.virsh(&["destroy", "late"]).ok();
-    host.set_online(3, false);
-    let said = host.exec(&["virt-pin", "reconcile"]).ok();
-    assert!(said.contains("\"alone\": moved from CPUs 2-3 to "), "{said}");
+    host.define(&Guest::new("wants").vcpus(2).policy("policy='dedicated' cpus='2-3'"));
+    let said = host.exec(&["virt-pin", "repack", "--for", "wants"]).ok();
+    assert!(said.contains("Moved \"alone\" from CPUs 2-3 to "), "{said}");
     assert!(host.check_line(partition).ends_with("PASS"));
-    let complaints = host.sh("dmesg | grep -E 'WARNING:|BUG:|cut here' || true").ok();
-    assert_eq!(complaints, "", "the kernel complains");
+    host.assert_kernel_content();
 }
 
 #[test]
