@@ -316,6 +316,11 @@ fn partitions_come_with_the_threads_and_what_is_above_is_as_before() {
     let said = machine.cli(&["reconcile"]).printed();
     assert!(said.contains("\"vm2\": its partition is valid again"), "{said}");
     assert_eq!(of(&other, "vcpu1/virt-pin/cpuset.cpus.partition"), "root\n");
+    // So does the agent.
+    let partition = format!("{CGROUP}{other}/vcpu0/virt-pin/cpuset.cpus.partition");
+    machine.put(&partition, "root invalid (No cpu available due to hotplug)\n");
+    machine.cli(&["agent", "--once"]).printed();
+    assert_eq!(machine.read(&partition), "root\n");
     drop(alive);
     ends(&machine, &first, 4000, &base);
     assert_eq!(above(), "2,10,15\n");
@@ -331,6 +336,19 @@ fn partitions_come_with_the_threads_and_what_is_above_is_as_before() {
     let mut after = outside(&machine);
     after.retain(|path, _| before.contains_key(path));
     assert!(after == before);
+}
+
+/// Without machined, cgroups of other VMs are beside a VM's own.
+#[test]
+fn a_whole_vm_is_a_partition_only_within_a_scope() {
+    let machine = host();
+    let file = "/usr/share/dbus-1/system-services/org.freedesktop.machine1.service";
+    let whole = Vm::new(1, 2).with("isolation='partition' emulator='share' iothreads='share'");
+    machine.prepare(&whole);
+    machine.event(&whole, "release end failed").silent();
+    fs::remove_file(machine.path(file)).unwrap();
+    let said = machine.event(&whole, "prepare begin").refused(Code::IsolationUnsupported);
+    assert!(said.contains("needs systemd-machined"), "{said}");
 }
 
 #[test]

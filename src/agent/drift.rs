@@ -1,15 +1,21 @@
 //! Threads of dedicated VMs that are not where their leases say: said, and moved back where that is wanted.
+//!
+//! Who came to life after the start (an I/O thread that was added, a worker of the kernel's) is nobody's doing, and is simply
+//! bound; so is a partition made again that lacks somebody, or has become invalid.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use super::voice::Voice;
+use crate::config::settings::Settings;
 use crate::enforce::binding;
-use crate::error::{Code, printable};
+use crate::enforce::isolation::{self, partition};
+use crate::error::{Code, Result, printable};
 use crate::host::qemu;
 use crate::host::root::Root;
 use crate::lock::leases::{Lease, Leases, State};
 use crate::lock::survey;
+use crate::relocate;
 use crate::uuid::DomainUuid;
 
 /// Whoever moves a VM writes its lease first and then moves its threads: what is found astray is looked at again after this
@@ -45,16 +51,16 @@ impl Drift {
         self.suspects.clear();
     }
 
-    /// Looks at those of the VMs that run, and at suspects; the second look decides. Returns whose threads were moved back.
+    /// Looks at those of the VMs that run, and at suspects; the second look decides. Returns whose threads were moved.
     pub(super) fn look(
         &mut self,
         root: &Root,
         leases: &Leases,
         which: &dyn Fn(&Lease) -> bool,
-        repair: &dyn Fn() -> bool,
         voice: &Voice,
     ) -> Vec<DomainUuid> {
         let mut repaired = Vec::new();
+        let repair = || Settings::read(root).is_ok_and(|settings| settings.repair_drift);
         let runs = |uuid: &DomainUuid| leases.get(*uuid).is_some_and(|lease| lease.state == State::Running);
         self.known.retain(|uuid, _| runs(uuid));
         self.suspects.retain(|uuid, _| runs(uuid));
@@ -69,12 +75,20 @@ impl Drift {
         let due = |suspects: &BTreeMap<DomainUuid, Instant>, uuid| suspects.get(uuid).is_some_and(|due| *due <= now);
         let chosen: Vec<&Lease> = running.filter(|lease| which(lease) || due(&self.suspects, &lease.uuid)).collect();
         for lease in chosen {
-            let Some(what) = astray(root, lease) else {
-                self.suspects.remove(&lease.uuid);
-                if self.known.remove(&lease.uuid).is_some() {
-                    voice.did((&lease.name, lease.uuid), "every thread is where its lease says again");
+            let what = match Found::at(root, lease) {
+                Found::Right => {
+                    self.suspects.remove(&lease.uuid);
+                    if self.known.remove(&lease.uuid).is_some() {
+                        voice.did((&lease.name, lease.uuid), "every thread is where its lease says again");
+                    }
+                    continue;
                 }
-                continue;
+                Found::Late(what) => {
+                    self.suspects.remove(&lease.uuid);
+                    repaired.extend(self.bind(root, lease, &what, voice));
+                    continue;
+                }
+                Found::Astray(what) => what,
             };
             if self.known.get(&lease.uuid) == Some(&what) && !repair() {
                 continue;
@@ -85,7 +99,7 @@ impl Drift {
             }
             self.suspects.remove(&lease.uuid);
             self.found += 1;
-            if repair() && super::move_back(root, lease, voice) {
+            if repair() && move_back(root, lease, voice) {
                 self.repaired += 1;
                 self.known.remove(&lease.uuid);
                 let message = format!("{what}: moved back (repair_drift = true)");
@@ -100,19 +114,72 @@ impl Drift {
         }
         repaired
     }
+
+    /// Binds who came late; whose they are, if that was done.
+    fn bind(&mut self, root: &Root, lease: &Lease, what: &str, voice: &Voice) -> Option<DomainUuid> {
+        match hold(root, lease.uuid) {
+            // It ends, is on its way elsewhere, or somebody else has done it.
+            Ok(false) => None,
+            Ok(true) => {
+                self.known.remove(&lease.uuid);
+                voice.did((&lease.name, lease.uuid), &format!("{what}: put right"));
+                Some(lease.uuid)
+            }
+            Err(error) => {
+                // Said once, whatever is seen of it.
+                if self.known.insert(lease.uuid, error.message.clone()).as_ref() != Some(&error.message) {
+                    voice.warn((&lease.name, lease.uuid), error.code, &error.message);
+                }
+                None
+            }
+        }
+    }
 }
 
-/// How a VM's threads differ from its lease, in words; `None` if they do not, or nothing can be said.
-fn astray(root: &Root, lease: &Lease) -> Option<String> {
-    let plan = lease.plan()?;
-    let status = qemu::status(root, &lease.name).ok()??;
-    let misplaced = binding::misplaced(root, &status, plan).ok()?;
-    let first = misplaced.first()?;
-    let (name, tid) = (printable(&first.thread.name), first.thread.tid);
-    let more = match misplaced.len() - 1 {
-        0 => String::new(),
-        more => format!(", and {more} more"),
-    };
-    let (allowed, wanted) = (&first.thread.allowed, &first.wanted);
-    Some(format!("\"{name}\" (tid {tid}) may run on CPUs {allowed}, its lease says {wanted}{more}"))
+/// Moves the threads of a running VM to where its lease says; whether they are there now.
+fn move_back(root: &Root, lease: &Lease, voice: &Voice) -> bool {
+    let held = hold(root, lease.uuid);
+    if let Err(error) = &held {
+        voice.warn((&lease.name, lease.uuid), error.code, &error.message);
+    }
+    held.is_ok()
+}
+
+/// Puts threads where their lease says, as it is under the lock: it may have moved since it was read.
+/// Whether anything had to be done.
+fn hold(root: &Root, uuid: DomainUuid) -> Result<bool> {
+    let settings = Settings::read(root)?;
+    relocate::hold(root, &settings, uuid).map(|done| done.is_some())
+}
+
+/// How a VM's threads are to its lease.
+enum Found {
+    /// As it says, or nothing can be said.
+    Right,
+    /// Somebody has come to life, or the kernel has given a partition up; in words.
+    Late(String),
+    /// Somebody has been moved; in words.
+    Astray(String),
+}
+
+impl Found {
+    fn at(root: &Root, lease: &Lease) -> Found {
+        let (Some(plan), Ok(Some(status))) = (lease.plan(), qemu::status(root, &lease.name)) else {
+            return Found::Right;
+        };
+        let misplaced = binding::misplaced(root, &status, plan).unwrap_or_default();
+        let Some(first) = misplaced.first() else {
+            let flaw = isolation::is_partition(lease).then(|| partition::flaw(root, &status, plan).ok().flatten());
+            return flaw.flatten().map_or(Found::Right, Found::Late);
+        };
+        let (name, tid) = (printable(&first.thread.name), first.thread.tid);
+        let more = match misplaced.len() - 1 {
+            0 => String::new(),
+            more => format!(", and {more} more"),
+        };
+        let (allowed, wanted) = (&first.thread.allowed, &first.wanted);
+        let what = format!("\"{name}\" (tid {tid}) may run on CPUs {allowed}, its lease says {wanted}{more}");
+        let late = misplaced.iter().all(|thread| thread.is_late(plan));
+        if late { Found::Late(what) } else { Found::Astray(what) }
+    }
 }

@@ -3,7 +3,7 @@
 use super::voice::Voice;
 use crate::config::settings::Settings;
 use crate::decision::{self, Situation};
-use crate::enforce::{self, pool};
+use crate::enforce::{self, isolation, pool};
 use crate::error::Result;
 use crate::host::root::Root;
 use crate::lock::leases::Leases;
@@ -33,8 +33,10 @@ pub(super) fn end(root: &Root, voice: &Voice) -> Result<usize> {
         }
     }
     if void.iter().any(|(lease, _)| lease.plan().is_some()) {
-        if let Err(error) = widen(root, &leases) {
-            voice.fail(&error);
+        for given_back in [widen(root, &leases), isolation::settle(root, &mut state, &leases)] {
+            if let Err(error) = given_back {
+                voice.fail(&error);
+            }
         }
     }
     drop(state);

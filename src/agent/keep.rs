@@ -173,6 +173,10 @@ impl Memory {
         if kept.text == current {
             return Ok(false);
         }
+        // Working that out has taken its time; what was undefined or defined anew meanwhile raises an event of its own.
+        if libvirt.definition(&id).map_err(Trouble::Unreachable)?.as_ref() != Some(&current) {
+            return Ok(false);
+        }
         if let Err(error) = libvirt.define(&kept.text) {
             if !libvirt.is_alive() {
                 return Err(Trouble::Unreachable(error));
@@ -304,6 +308,37 @@ mod tests {
         let refuses = |_: &str| Err(Error::new(Code::LibvirtFailed, "no"));
         let (asked, kept, keeper) = looks(20, &refuses, &|text| text.to_owned());
         assert_eq!((asked, kept, keeper.given_up()), (1, domain(""), 1));
+    }
+
+    /// Undefined while its shape was worked out: it is not to be brought back.
+    struct Vanishing<'a> {
+        asked: &'a Cell<u32>,
+        defined: &'a Cell<bool>,
+    }
+
+    impl Shelf for Vanishing<'_> {
+        fn definition(&self, _: &str) -> Result<Option<String>> {
+            self.asked.set(self.asked.get() + 1);
+            Ok((self.asked.get() == 1).then(|| domain("")))
+        }
+
+        fn define(&self, _: &str) -> Result<()> {
+            self.defined.set(true);
+            Ok(())
+        }
+
+        fn is_alive(&self) -> bool {
+            true
+        }
+    }
+
+    #[test]
+    fn what_has_been_undefined_meanwhile_stays_so() {
+        let root = root(&domain(""));
+        let (asked, defined) = (Cell::new(0), Cell::new(false));
+        let mut keeper = Keeper::default();
+        keeper.look(&root, &Voice::of(&root), &mut || Ok(Vanishing { asked: &asked, defined: &defined })).unwrap();
+        assert_eq!((asked.get(), defined.get(), keeper.rewritten), (2, false, 0));
     }
 
     #[test]

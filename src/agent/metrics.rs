@@ -1,6 +1,7 @@
 //! What the agent counts, as a file in Prometheus' text format for the textfile collector of node_exporter.
 //!
-//! Counters count from the agent's start. The file is replaced as a whole, and only when something in it has changed.
+//! Counters count from the agent's start. The file is replaced as a whole, and only when something in it has changed; what is
+//! in it is found out at most once a second, however often the agent is woken.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -10,7 +11,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::drift::Drift;
 use super::errands::Done;
@@ -43,7 +44,13 @@ pub(super) struct Metrics {
     written: String,
     /// What was said of a file that cannot be written.
     said: String,
+    /// When it was last found out what is to be written, and whether something may have changed since.
+    last: Option<Instant>,
+    stale: bool,
 }
+
+/// Collectors ask every few seconds.
+const PAUSE: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]
 struct Durations {
@@ -64,6 +71,8 @@ impl Metrics {
             repaired: 0,
             written: String::new(),
             said: String::new(),
+            last: None,
+            stale: false,
         }
     }
 
@@ -84,9 +93,23 @@ impl Metrics {
         }
     }
 
-    /// Writes the file if there is to be one.
+    /// When to write what could not be written yet; `None` if nothing has to be.
+    pub(super) fn patience(&self) -> Option<Duration> {
+        let last = self.last.filter(|_| self.stale)?;
+        Some(PAUSE.saturating_sub(last.elapsed()))
+    }
+
+    /// Writes the file if there is to be one, now or when it is time to.
     pub(super) fn write(&mut self, root: &Root, drift: &Drift, voice: &Voice) {
+        self.stale = self.file.is_some();
+        if self.last.is_none_or(|last| last.elapsed() >= PAUSE) {
+            self.write_now(root, drift, voice);
+        }
+    }
+
+    pub(super) fn write_now(&mut self, root: &Root, drift: &Drift, voice: &Voice) {
         let Some(file) = self.file.clone() else { return };
+        (self.last, self.stale) = (Some(Instant::now()), false);
         let written = self.render(root, drift).and_then(|text| {
             if text != self.written {
                 replace(&file, &text)?;

@@ -26,10 +26,8 @@ use nix::fcntl::{Flock, FlockArg, OFlag};
 
 use crate::alloc::plan::Plan;
 use crate::config::settings::Settings;
-use crate::enforce::binding;
 use crate::error::{Code, Error, Result};
 use crate::host::process::Process;
-use crate::host::qemu;
 use crate::host::root::Root;
 use crate::lock::leases::{Lease, Leases, State};
 use crate::lock::{self, DEADLINE, STATE_DIR, StateLock};
@@ -65,7 +63,7 @@ pub fn run(root: &Root, metrics: Option<&Path>, once: bool) -> Result<()> {
     if once {
         agent.act(&Wake::all());
         worker.once(&received);
-        agent.metrics.write(&agent.root, &agent.drift, &agent.voice);
+        agent.metrics.write_now(&agent.root, &agent.drift, &agent.voice);
         return Ok(());
     }
     let worker = std::thread::spawn(move || worker.run(&received));
@@ -76,7 +74,8 @@ pub fn run(root: &Root, metrics: Option<&Path>, once: bool) -> Result<()> {
     agent.voice.say(None, &format!("the agent runs, version {}", env!("CARGO_PKG_VERSION")));
     ready::notify("READY=1");
     loop {
-        let wake = watch.wait(agent.drift.patience())?;
+        let patience = [agent.drift.patience(), agent.metrics.patience()].into_iter().flatten().min();
+        let wake = watch.wait(patience)?;
         if wake.end {
             // A daemon that hangs is no reason to stay.
             ready::notify("STOPPING=1");
@@ -147,8 +146,7 @@ impl Agent {
         }
         let all = all || wake.leases || wake.cpus || wake.configuration;
         let which = |lease: &Lease| all || wake.running.contains(&lease.name);
-        let repair = || Settings::read(&self.root).is_ok_and(|settings| settings.repair_drift);
-        for uuid in self.drift.look(&self.root, &leases, &which, &repair, &self.voice) {
+        for uuid in self.drift.look(&self.root, &leases, &which, &self.voice) {
             self.send(Errand::Mirror(uuid));
         }
         self.metrics.write(&self.root, &self.drift, &self.voice);
@@ -172,7 +170,8 @@ impl Agent {
     fn after_cpus_changed(&mut self) {
         match Settings::read(&self.root).and_then(|settings| relocate::repair(&self.root, &settings)) {
             Ok(repairs) => {
-                let made = repairs.iter().filter(|repair| matches!(repair.done, Done::Moved { .. } | Done::Back(_)));
+                let put_right = |done: &Done| matches!(done, Done::Moved { .. } | Done::Back(_) | Done::Isolated(_));
+                let made = repairs.iter().filter(|repair| put_right(&repair.done));
                 self.metrics.repaired += made.count() as u64;
             }
             Err(error) => self.voice.fail(&error),
@@ -182,22 +181,5 @@ impl Agent {
     fn send(&self, errand: Errand) {
         // That the thread has ended is found out by who waits for events.
         let _ = self.errands.send(errand);
-    }
-}
-
-/// Moves the threads of a running VM to where its lease says; whether they are there now.
-fn move_back(root: &Root, lease: &Lease, voice: &Voice) -> bool {
-    let Some(plan) = lease.plan() else { return false };
-    let bound = qemu::status(root, &lease.name).and_then(|status| match status {
-        Some(status) => binding::bind(root, &status, plan),
-        // It ends.
-        None => Ok(()),
-    });
-    match bound {
-        Ok(()) => true,
-        Err(error) => {
-            voice.warn((&lease.name, lease.uuid), error.code, &error.message);
-            false
-        }
     }
 }

@@ -54,7 +54,9 @@ impl View {
             let how = match how {
                 How::Anew => "it would be so if it started anew".to_owned(),
                 How::Moves(moves) if moves.is_empty() => advice.when(),
-                How::Moves(moves) => format!("it would be so if {} moved", said(moves)),
+                How::Moves(moves) => {
+                    format!("it would be so if {} moved (`virt-pin repack` moves running VMs)", said(moves))
+                }
             };
             format!("{}; {how}", advice.sentence())
         });

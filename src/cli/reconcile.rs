@@ -14,8 +14,8 @@ use crate::alloc::plan::Plan;
 use crate::alloc::policy::{Cores, Fallback};
 use crate::cpuset::{CpuId, CpuSet};
 use crate::decision::{self, Dedicated, Situation, Wish, wish};
-use crate::enforce::binding::{self, Role, role};
-use crate::enforce::isolation::{self, partition};
+use crate::enforce::binding::{Role, role};
+use crate::enforce::isolation;
 use crate::enforce::pool;
 use crate::error::{Code, Error, Result, counted, printable};
 use crate::host::cgroup;
@@ -98,16 +98,6 @@ pub(super) fn reconcile(context: &Context) -> Result<String> {
     }
     drop(state);
     notes.extend(repaired(context).unwrap_or_else(|error| vec![format!("leases are not repaired: {}", error.message)]));
-    for lease in leases.iter().filter(|lease| isolation::is_partition(lease) && lease.qemu.is_some()) {
-        let (Some(plan), Ok(Some(status))) = (lease.plan(), qemu::status(root, &lease.name)) else { continue };
-        let was = partition::flaw(root, &status, plan).unwrap_or_default();
-        match partition::ensure(root, &status, plan).and_then(|()| binding::bind(root, &status, plan)) {
-            Ok(()) => notes.extend(
-                was.map(|flaw| format!("\"{}\": its partition is valid again: {flaw} before", printable(&lease.name))),
-            ),
-            Err(error) => notes.push(format!("\"{}\": {}", printable(&lease.name), error.message)),
-        }
-    }
     let count = leases.iter().count();
     if context.json {
         return to_json(&serde_json::json!({ "leases": count, "notes": notes }));

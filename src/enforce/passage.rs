@@ -7,7 +7,7 @@
 
 use std::collections::BTreeSet;
 
-use super::scope;
+use super::{scope, tree};
 use crate::alloc::plan::Plan;
 use crate::cpuset::{CpuId, CpuSet, NodeId};
 use crate::error::{Code, Error, Result};
@@ -53,7 +53,8 @@ impl Cgroups {
         };
         let made = || place.filter(|place| v1 && place.starts_with(mount.as_str()) && root.exists(place));
         let emulator = cgroup::of_thread(root, &hierarchy, pid, pid);
-        let Some(emulator) = emulator.or_else(|| made().map(|place| format!("{place}/emulator"))) else {
+        let Some(emulator) = emulator.or_else(|| made().map(|place| format!("{}/emulator", tree::threads(place))))
+        else {
             return Ok(None);
         };
         let mut levels = Vec::new();
@@ -284,6 +285,50 @@ mod tests {
         assert_eq!(written(&grown(&cgroups, &set("0-2"))), [format!("{scope} 0-2")]);
         assert_eq!(written(&shrunk(&cgroups, &set("0,2"))), [format!("{scope} 0,2")]);
         assert!(moves_memory(&root, &cgroups));
+    }
+
+    /// Where no scope is the limit: libvirt's own directory on v2, whose threads have their own memory nodes; and on v1 a level
+    /// within what has a scope's name, found by where it was made once the kernel has taken the threads out.
+    #[test]
+    fn where_systemd_does_not_manage_cpusets() {
+        let root = machine(&[
+            ("/proc/mounts", "cgroup2 /c cgroup2 rw 0 0\n"),
+            ("/c/cgroup.controllers", "cpuset\n"),
+            ("/proc/7/task/7/cgroup", "0::/machine/qemu-1-a.libvirt-qemu/emulator\n"),
+            ("/c/machine/cpuset.cpus", "\n"),
+            ("/c/machine/qemu-1-a.libvirt-qemu/cpuset.cpus", "0-1\n"),
+            ("/c/machine/qemu-1-a.libvirt-qemu/cpuset.mems", "\n"),
+            ("/c/machine/qemu-1-a.libvirt-qemu/emulator/cpuset.cpus", "0\n"),
+            ("/c/machine/qemu-1-a.libvirt-qemu/vcpu0/cpuset.cpus", "1\n"),
+            ("/c/machine/qemu-1-a.libvirt-qemu/vcpu0/cpuset.mems", "0\n"),
+            ("/c/machine/qemu-1-a.libvirt-qemu/virt-pin-parked/cpuset.cpus", "\n"),
+        ]);
+        let to = Plan::new([CpuId(3)], set("0"));
+        let steps = |root: &Root, place| {
+            let cgroups = Cgroups::of(root, 7, place).unwrap().unwrap();
+            let steps = [grown(&cgroups, &set("0-1,3")), seated(&cgroups, &to), shrunk(&cgroups, &to.allowed())];
+            (steps.map(|step| written(&step).join(", ")), moves_memory(root, &cgroups))
+        };
+        let own = "machine/qemu-1-a.libvirt-qemu";
+        let expected = [format!("{own} 0-1,3"), format!("{own}/vcpu0 3"), format!("{own} 0,3")];
+        assert_eq!(steps(&root, None), (expected, false));
+        let root = machine(&[
+            ("/proc/mounts", "cgroup /c cgroup rw,cpuset 0 0\n"),
+            ("/proc/7/task/7/cgroup", "3:cpuset:/machine.slice/machine-qemu\\x2d1\\x2da.scope\n"),
+            ("/c/machine.slice/cpuset.cpus", "0-2\n"),
+            ("/c/machine.slice/machine-qemu\\x2d1\\x2da.scope/cpuset.cpus", "0-1\n"),
+            ("/c/machine.slice/machine-qemu\\x2d1\\x2da.scope/libvirt/cpuset.cpus", "0-1\n"),
+            ("/c/machine.slice/machine-qemu\\x2d1\\x2da.scope/libvirt/emulator/cpuset.cpus", "0\n"),
+            ("/c/machine.slice/machine-qemu\\x2d1\\x2da.scope/libvirt/vcpu0/cpuset.cpus", "1\n"),
+        ]);
+        let own = "machine.slice/machine-qemu\\x2d1\\x2da.scope";
+        let expected = [
+            format!("machine.slice 0-3, {own} 0-1,3, {own}/libvirt 0-1,3"),
+            format!("{own}/libvirt/vcpu0 3"),
+            format!("{own}/libvirt 0,3, {own} 0,3"),
+        ];
+        assert_eq!(steps(&root, Some(&format!("/c/{own}"))), (expected, false));
+        assert_eq!(Cgroups::of(&root, 7, None).unwrap(), None);
     }
 
     #[test]

@@ -57,9 +57,7 @@ fn make_tree(root: &Root, hierarchy: &Hierarchy, path: &str, iothreads: &[u32], 
         // The kernel keeps a cgroup that has tasks: another daemon's domain of the same id and name.
         return Err(Error::new(Code::ConfinementFailed, format!("{path} has processes of another domain")));
     }
-    // In a scope libvirt keeps a level to itself: systemd's processes are not to be beside its cgroups.
-    let nested = path.ends_with(".scope");
-    let threads = if nested { format!("{path}/libvirt") } else { path.to_owned() };
+    let threads = threads(path);
     let mut sets: Vec<(String, CpuSet)> = vec![(format!("{threads}/emulator"), plan.emulator.clone())];
     sets.extend(plan.vcpu_places().map(|(vcpu, cpus)| (format!("{threads}/vcpu{vcpu}"), cpus)));
     sets.extend(iothreads.iter().map(|id| (format!("{threads}/iothread{id}"), plan.iothreads.clone())));
@@ -71,8 +69,8 @@ fn make_tree(root: &Root, hierarchy: &Hierarchy, path: &str, iothreads: &[u32], 
                 Some(nodes) => nodes,
                 None => root.read(&format!("{parent}/cpuset.mems"))?.trim().to_owned(),
             };
-            let above = [path.to_owned(), threads].into_iter().take(if nested { 2 } else { 1 });
-            for (dir, cpus) in above.map(|dir| (dir, plan.allowed())).chain(sets) {
+            let above = if threads == path { vec![threads] } else { vec![path.to_owned(), threads] };
+            for (dir, cpus) in above.into_iter().map(|dir| (dir, plan.allowed())).chain(sets) {
                 make_directory(root, &dir)?;
                 // v1 wants memory nodes before it takes a task; a child's sets must lie in its parent's, so the parent is
                 // first.
@@ -103,6 +101,12 @@ fn make_tree(root: &Root, hierarchy: &Hierarchy, path: &str, iothreads: &[u32], 
         }
     }
     Ok(())
+}
+
+/// The parent of the cgroups of a domain's threads. In a scope libvirt keeps a level to itself: systemd's processes are not to
+/// be beside its cgroups.
+pub(super) fn threads(path: &str) -> String {
+    if path.ends_with(".scope") { format!("{path}/libvirt") } else { path.to_owned() }
 }
 
 /// Makes `dir` in `parent`, unless it is there, with all that its parent has.

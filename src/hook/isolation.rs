@@ -6,7 +6,7 @@ use crate::alloc::plan::Plan;
 use crate::alloc::policy::Irqs;
 use crate::enforce::binding;
 use crate::enforce::isolation::{self, irqs, partition};
-use crate::error::Result;
+use crate::error::{Code, Error, Result};
 use crate::host::qemu::Status;
 use crate::lock::leases::{Lease, Leases};
 use crate::lock::{StateLock, former};
@@ -32,7 +32,7 @@ impl Event<'_> {
     /// As [`partition::ensure`] and [`binding::bind`].
     pub(super) fn isolate(&self, lease: &Lease, status: &Status, plan: &Plan) -> Result<()> {
         if isolation::is_partition(lease) {
-            partition::ensure(self.root, status, plan)?;
+            partition::ensure(self.root, status, plan, None)?;
             binding::bind(self.root, status, plan)?;
         }
         if isolation::policy(lease).is_some_and(|policy| policy.irqs == Irqs::Away) {
@@ -45,11 +45,15 @@ impl Event<'_> {
         Ok(())
     }
 
-    /// What [`Event::isolate`] did, once more where it no longer holds.
-    pub(super) fn isolate_again(&self, lease: &Lease, status: &Status) -> Result<()> {
-        match lease.plan() {
-            Some(plan) if isolation::is_partition(lease) => partition::ensure(self.root, status, plan),
-            _ => Ok(()),
+    /// Whether what [`Event::isolate`] did still holds.
+    ///
+    /// # Errors
+    /// [`Code::IsolationFailed`] if not.
+    pub(super) fn is_isolated(&self, lease: &Lease, status: &Status) -> Result<()> {
+        let Some(plan) = lease.plan().filter(|_| isolation::is_partition(lease)) else { return Ok(()) };
+        match partition::flaw(self.root, status, plan)? {
+            Some(flaw) => Err(Error::new(Code::IsolationFailed, flaw)),
+            None => Ok(()),
         }
     }
 }

@@ -33,7 +33,8 @@ impl Event<'_> {
         }
     }
 
-    /// Its threads could not be bound: a CPU of its own may have gone offline, or its cgroup have lost one.
+    /// Its threads could not be bound: a CPU of its own may have gone offline, or its cgroup have lost one. Or they are no longer
+    /// alone there.
     ///
     /// # Errors
     /// That error, or what else could not be done.
@@ -49,7 +50,7 @@ impl Event<'_> {
                 let _ = sync::start(self.root, &settings.command, self.uuid);
                 Ok(())
             }
-            Some(Done::Back(_) | Done::Degraded { .. }) => Ok(()),
+            Some(Done::Back(_) | Done::Isolated(_) | Done::Degraded { .. }) => Ok(()),
         }
     }
 }

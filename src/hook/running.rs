@@ -6,7 +6,7 @@ use super::act::Event;
 use super::{others, sync};
 use crate::alloc::plan::Plan;
 use crate::config::settings::Settings;
-use crate::decision::{self, Wish};
+use crate::decision::Wish;
 use crate::enforce::{binding, cookie};
 use crate::error::{Code, Error, Result};
 use crate::host::{process, qemu};
@@ -126,10 +126,11 @@ impl Event<'_> {
         let leases = lock::read(self.root)?;
         let Some(lease) = leases.get(self.uuid) else { return self.started_without_lease(&leases) };
         let status = self.status()?;
-        // A partition that has become invalid leaves threads where they cannot be bound.
-        let isolated = self.isolate_again(lease, &status);
         let bound = match &lease.moving {
-            None => lease.plan().map_or(Ok(()), |plan| binding::bind(self.root, &status, plan)),
+            None => lease
+                .plan()
+                .map_or(Ok(()), |plan| binding::bind(self.root, &status, plan))
+                .and_then(|()| self.is_isolated(lease, &status)),
             Some(_) => {
                 self.moves.set(true);
                 Ok(())
@@ -137,8 +138,6 @@ impl Event<'_> {
         };
         // It runs, so its lease does, wherever its threads are.
         self.mark_running(&status)?;
-        bound
-            .or_else(|error| self.put_right(error))
-            .and(isolated.map_err(|error| decision::about(error, &self.identity.name, None)))
+        bound.or_else(|error| self.put_right(error))
     }
 }

@@ -1,9 +1,10 @@
 //! Moves a running VM's lease to other CPUs.
 //!
 //! 1. Under the lease lock the lease is written down with both plans ([`Moving`]): from here on the CPUs of both are its. Then
-//!    the others are kept off all of them.
-//! 2. Without the lock, as memory may take its time: the VM's cgroup gets the new CPUs too, its threads go there, its memory
-//!    follows, its cgroup gives up the old CPUs; then the kernel is asked where everything is.
+//!    the others are kept off all of them, and the host's own work where its policy asks for that.
+//! 2. Without the lock, as memory may take its time: its partitions are taken apart; the VM's cgroup gets the new CPUs too, its
+//!    threads go there, its memory follows, its cgroup gives up the old CPUs; then the kernel is asked where everything is,
+//!    and the new CPUs are made partitions.
 //! 3. Under the lock the lease is written down with the new plan alone, and the others get the old CPUs.
 //!
 //! So at no instant two leases own a CPU, and no thread may run on a CPU that its lease does not hold. What fails in step 2 is
@@ -21,6 +22,7 @@ use crate::config::settings::Settings;
 use crate::cpuset::{CpuId, CpuSet};
 use crate::decision::{self, Situation};
 use crate::definitions;
+use crate::enforce::isolation::{self, Wanted, partition};
 use crate::enforce::passage::{self, Cgroups};
 use crate::enforce::{binding, pool};
 use crate::error::{Code, Error, Result, printable};
@@ -33,7 +35,7 @@ use crate::lock::{self, DEADLINE, StateLock};
 use crate::uuid::DomainUuid;
 use crate::xml::{Domain, read};
 
-pub use repair::{Done, Repair, repair, repair_one};
+pub use repair::{Done, Repair, hold, repair, repair_one};
 
 /// Where a lease that moves could go, and with what of its request: for whoever chooses.
 #[derive(Debug)]
@@ -42,6 +44,8 @@ pub struct Mobile {
     pub request: Request,
     /// Whether memory bound to its nodes can be taken along.
     pub memory: MemoryOfMoved,
+    /// The ids of its I/O threads.
+    pub iothreads: Vec<u32>,
 }
 
 impl Mobile {
@@ -62,14 +66,16 @@ impl Mobile {
         let status = qemu::file_of(qemu::RUN_DIR, &lease.name, ".xml").map(|path| root.read_if_exists(&path));
         let live = status.transpose()?.flatten().and_then(|text| qemu::live_domain(&text)).unwrap_or_default();
         // Its own <numatune> is libvirt's: memory that it binds does not move.
-        if Domain::parse(&live).map_or(true, |domain| read::binds_memory(&domain)) && !plan.nodes.is_empty() {
+        let domain = Domain::parse(&live);
+        if domain.as_ref().map_or(true, read::binds_memory) && !plan.nodes.is_empty() {
             let nodes = plan.nodes.iter().map(|node| CpuId(node.0)).collect();
             request.policy.nodes = Some(nodes);
         }
         let moves = Cgroups::of(root, qemu.pid, lease.cgroup.as_deref())?
             .is_some_and(|cgroups| passage::moves_memory(root, &cgroups));
         let memory = if moves { MemoryOfMoved::Follows } else { MemoryOfMoved::Stays };
-        Ok(Mobile { request, memory })
+        let iothreads = domain.and_then(|domain| read::iothread_ids(&domain)).unwrap_or_default();
+        Ok(Mobile { request, memory, iothreads })
     }
 }
 
@@ -135,7 +141,7 @@ fn take_over(
     leases.put(lease.clone());
     state.replace(&leases)?;
     // The others may not have made room yet.
-    let way = if hold_others(root, &situation, &leases).is_ok() { Way::There } else { Way::Back };
+    let way = if make_room(root, &situation, &mut state, &leases).is_ok() { Way::There } else { Way::Back };
     Ok(Some((lease, way)))
 }
 
@@ -171,14 +177,16 @@ fn begin(root: &Root, settings: &Settings, uuid: DomainUuid, me: Process, choose
     same_guest(&situation.topology, from, &to, mobile.memory).map_err(|what| {
         about(Error::new(Code::StateConflict, format!("cannot be moved to CPUs {}: {what}", to.exclusive())))
     })?;
+    isolation::check(root, &mobile.request.policy, &to, &mobile.iothreads, &Wanted::of(&leases, None))
+        .map_err(about)?;
     let moving = Lease { moving: Some(Moving { to, by: me }), ..lease.clone() };
     leases.put(moving.clone());
     state.replace(&leases)?;
     crash_point("recorded");
-    if let Err(error) = hold_others(root, &situation, &leases) {
+    if let Err(error) = make_room(root, &situation, &mut state, &leases) {
         leases.put(lease.clone());
         state.replace(&leases)?;
-        let _ = hold_others(root, &situation, &leases);
+        let _ = make_room(root, &situation, &mut state, &leases);
         return Err(about(error));
     }
     Ok(moving)
@@ -193,13 +201,19 @@ fn finish(root: &Root, settings: &Settings, lease: &Lease, way: Way) -> Result<P
     // Whose CPUs are nobody's to share may no longer follow from the allowlist alone.
     let situation = Situation::read(root, settings, None)?.beside(&lock::read(root)?, Some(lease.uuid));
     let there = match way {
-        Way::There => settle(root, &situation, lease, &moving.to),
+        Way::There => {
+            settle(root, &situation, lease, &moving.to, None).and_then(|()| isolate(root, lease, &moving.to, None))
+        }
         Way::Back => Err(Error::new(Code::ConfinementFailed, "the others could not make room for it")),
     };
     let (plan, failure) = match there {
         Ok(()) => (&moving.to, None),
-        Err(error) => match settle(root, &situation, lease, from) {
-            Ok(()) => (from, Some(error)),
+        Err(error) => match settle(root, &situation, lease, from, None) {
+            // That it is not alone there is worth saying, and no reason to keep two places.
+            Ok(()) => match isolate(root, lease, from, None).err() {
+                None => (from, Some(error)),
+                Some(also) => (from, Some(error.because(also))),
+            },
             Err(also) => {
                 return Err(about(error.because(also)).with_hint(
                     "it could not be put back either and keeps the CPUs of both places; `virt-pin reconcile` tries again",
@@ -217,7 +231,7 @@ fn finish(root: &Root, settings: &Settings, lease: &Lease, way: Way) -> Result<P
     state.replace(&leases)?;
     crash_point("committed");
     // The others only get more: what cannot be given now is given at the next event.
-    let _ = hold_others(root, &situation, &leases);
+    let _ = make_room(root, &situation, &mut state, &leases);
     drop(state);
     match failure {
         None => Ok(plan.clone()),
@@ -225,9 +239,10 @@ fn finish(root: &Root, settings: &Settings, lease: &Lease, way: Way) -> Result<P
     }
 }
 
-/// Holds everybody without a lease to what these leave. With the lock held.
-fn hold_others(root: &Root, situation: &Situation, leases: &Leases) -> Result<()> {
-    pool::hold(root, &decision::claims(leases), &situation.shared_pool(leases))
+/// Holds everybody without a lease to what these leave, and the host's own work where they ask for that.
+fn make_room(root: &Root, situation: &Situation, state: &mut StateLock, leases: &Leases) -> Result<()> {
+    let held = pool::hold(root, &decision::claims(leases), &situation.shared_pool(leases));
+    held.and(isolation::settle(root, state, leases))
 }
 
 /// Where threads may be that the lease has nothing left for.
@@ -235,13 +250,23 @@ fn elsewhere(situation: &Situation) -> &CpuSet {
     &situation.housekeeping
 }
 
-/// Puts the domain where the plan says, as far as its CPUs are online, wherever among the lease's CPUs it is now; and looks.
-fn settle(root: &Root, situation: &Situation, lease: &Lease, plan: &Plan) -> Result<()> {
-    let plan = plan.meanwhile(situation.topology.online(), elsewhere(situation));
-    let status = qemu::status(root, &lease.name)?.ok_or_else(|| {
+fn status(root: &Root, lease: &Lease) -> Result<qemu::Status> {
+    qemu::status(root, &lease.name)?.ok_or_else(|| {
         Error::new(Code::ThreadMisplaced, format!("libvirt has no status file of \"{}\"", printable(&lease.name)))
-    })?;
+    })
+}
+
+/// Puts the domain where the plan says, as far as its CPUs are online, wherever among the lease's CPUs it is now; and looks. Its
+/// partitions are gone then.
+fn settle(root: &Root, situation: &Situation, lease: &Lease, plan: &Plan, held: Option<&mut StateLock>) -> Result<()> {
+    let plan = plan.meanwhile(situation.topology.online(), elsewhere(situation));
+    let status = status(root, lease)?;
     let place = lease.cgroup.as_deref();
+    if isolation::is_partition(lease) {
+        // What is still one holds threads back; where they then are decides.
+        let _ = partition::dissolve(root, &status, held);
+        crash_point("dissolved");
+    }
     if let Some(cgroups) = Cgroups::of(root, status.pid, place)? {
         passage::write(root, &passage::grown(&cgroups, &plan.allowed()))?;
         crash_point("grown");
@@ -263,6 +288,17 @@ fn settle(root: &Root, situation: &Situation, lease: &Lease, plan: &Plan) -> Res
     passage::remember(root, place, &plan)?;
     // Threads may have been born meanwhile.
     binding::bind(root, &status, &plan)
+}
+
+/// Has nobody else run where the domain is now, if its policy asks for that.
+fn isolate(root: &Root, lease: &Lease, plan: &Plan, held: Option<&mut StateLock>) -> Result<()> {
+    if !isolation::is_partition(lease) {
+        return Ok(());
+    }
+    let status = status(root, lease)?;
+    partition::ensure(root, &status, plan, held)?;
+    crash_point("isolated");
+    binding::bind(root, &status, plan)
 }
 
 /// Ends the process here where a test asks for it: only in builds for tests.

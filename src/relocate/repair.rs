@@ -3,9 +3,10 @@
 //! The kernel lets a thread whose only CPU has gone run anywhere, on other leases' CPUs too, and says nothing. So the lease is
 //! moved: only the broken core is replaced if that can be done, else the whole is placed anew. Where there is no room the
 //! vCPU is held to what is left of its own lease, and goes back when the CPU does. Nothing is written down of that: which CPUs
-//! are missing follows from the lease and the machine.
+//! are missing follows from the lease and the machine. A partition is taken apart with a VM that is held so, and made again
+//! once every CPU is there.
 
-use super::{Mobile, Way, begin, crash_point, elsewhere, finish, me, recover, settle};
+use super::{Mobile, Way, begin, crash_point, elsewhere, finish, isolate, me, recover, settle};
 use crate::alloc::Supply;
 use crate::alloc::demand::Reserve;
 use crate::alloc::plan::Plan;
@@ -14,6 +15,7 @@ use crate::config::settings::Settings;
 use crate::cpuset::CpuSet;
 use crate::decision::Situation;
 use crate::enforce::binding;
+use crate::enforce::isolation::{self, partition};
 use crate::enforce::passage::{self, Cgroups};
 use crate::error::{Code, Error, Result};
 use crate::host::qemu;
@@ -47,6 +49,8 @@ pub enum Done {
     },
     /// Threads were elsewhere and are back on these CPUs.
     Back(CpuSet),
+    /// Its threads were right, but others could run there; they cannot any more. What was found before.
+    Isolated(String),
     /// These CPUs are offline and there are no others for it: what ran there is held to the rest of its own.
     Degraded {
         /// Which.
@@ -64,6 +68,7 @@ impl Done {
         match self {
             Done::Moved { from, to } => format!("moved from CPUs {from} to {to}"),
             Done::Back(cpus) => format!("its threads are where its lease says again, on CPUs {cpus}"),
+            Done::Isolated(flaw) => format!("its partition is valid again: {flaw} before"),
             Done::Degraded { offline, why } => format!(
                 "CPUs {offline} are offline and there is no other place ({}: {}); until they are back its threads share the \
                  rest of its own",
@@ -118,12 +123,11 @@ pub fn repair_one(root: &Root, settings: &Settings, uuid: DomainUuid, memory: Me
         Some(Ok(done)) => Some((done, true)),
         // There is no other place: it keeps what it has.
         Some(Err(why)) => match held(root, &situation, uuid) {
-            Ok(changed) => Some((Done::Degraded { offline, why }, changed)),
+            Ok(changed) => Some((Done::Degraded { offline, why }, changed.is_some())),
             Err(error) => Some((Done::Failed(error.in_domain(&lease.name)), true)),
         },
         None => match held(root, &situation, uuid) {
-            Ok(false) => None,
-            Ok(true) => Some((Done::Back(plan.exclusive()), true)),
+            Ok(done) => done.map(|done| (done, true)),
             Err(error) => Some((Done::Failed(error.in_domain(&lease.name)), true)),
         },
     };
@@ -166,27 +170,39 @@ fn elsewhere_for(
     if reserve == Reserve::Prefer { kept.or_else(|_| beside(&situation.taken)) } else { kept }
 }
 
-/// Sees to it that every thread of the domain is where its lease says, as far as the CPUs are online. Whether anything had to
-/// be done.
-fn held(root: &Root, situation: &Situation, uuid: DomainUuid) -> Result<bool> {
-    let state = StateLock::acquire(root, DEADLINE)?;
+/// Sees to it that the threads of a running domain are where its lease says, alone there if its policy asks for that; moves no
+/// lease. What had to be done.
+///
+/// # Errors
+/// Those of the state; [`Code::ThreadMisplaced`], [`Code::ConfinementFailed`], [`Code::IsolationFailed`] for what could not.
+pub fn hold(root: &Root, settings: &Settings, uuid: DomainUuid) -> Result<Option<Done>> {
+    held(root, &Situation::read(root, settings, None)?, uuid)
+}
+
+fn held(root: &Root, situation: &Situation, uuid: DomainUuid) -> Result<Option<Done>> {
+    let mut state = StateLock::acquire(root, DEADLINE)?;
     let leases = state.load()?;
     let Some((lease, plan)) =
         leases.get(uuid).filter(|lease| lease.moving.is_none()).and_then(|one| Some((one, one.plan()?)))
     else {
-        return Ok(false);
+        return Ok(None);
     };
-    let Some(status) = qemu::status(root, &lease.name)? else { return Ok(false) };
+    let Some(status) = qemu::status(root, &lease.name)? else { return Ok(None) };
     let situation = situation.clone().beside(&leases, Some(uuid));
     let now = plan.meanwhile(situation.topology.online(), elsewhere(&situation));
     let right = binding::misplaced(root, &status, &now)?.is_empty()
         && Cgroups::of(root, status.pid, lease.cgroup.as_deref())?.is_none_or(|cgroups| {
             passage::grown(&cgroups, &now.allowed()).is_empty() && passage::seated(&cgroups, &now).is_empty()
         });
-    if right {
-        return Ok(false);
+    if !right {
+        settle(root, &situation, lease, plan, Some(&mut state))?;
     }
-    settle(root, &situation, lease, plan).map(|()| true)
+    let whole = plan.missing(situation.topology.online()).is_empty();
+    let flaw = if whole && isolation::is_partition(lease) { partition::flaw(root, &status, plan)? } else { None };
+    if flaw.is_some() {
+        isolate(root, lease, plan, Some(&mut state))?;
+    }
+    Ok(if right { flaw.map(Done::Isolated) } else { Some(Done::Back(plan.exclusive())) })
 }
 
 /// Puts it into the journal.
@@ -196,6 +212,7 @@ fn told(root: &Root, lease: &Lease, done: Done) -> Repair {
     match &done {
         Done::Moved { to, .. } => journal.record(domain, None, Some(to), &done.sentence()),
         Done::Back(cpus) => journal.record(domain, None, Some(cpus), &done.sentence()),
+        Done::Isolated(_) => journal.record(domain, None, Some(&lease.cpus()), &done.sentence()),
         Done::Degraded { why, .. } => journal.warn(domain, why.code, &done.sentence()),
         Done::Failed(error) => journal.record(domain, Some(error.code), Some(&lease.cpus()), &done.sentence()),
     }

@@ -60,7 +60,7 @@ impl Host {
     }
 
     /// The user-space tasks that may run on any of these CPUs.
-    fn on(&self, cpus: &CpuSet) -> BTreeSet<String> {
+    pub(crate) fn on(&self, cpus: &CpuSet) -> BTreeSet<String> {
         let there = self.tasks().into_iter().filter(|task| !task.kernel && !task.cpus.is_disjoint(cpus));
         there.map(|task| task.name).collect()
     }
@@ -87,12 +87,12 @@ impl Host {
         ran.map(|(_, name)| name.to_owned()).collect()
     }
 
-    fn check_line(&self, about: &str) -> String {
+    pub(crate) fn check_line(&self, about: &str) -> String {
         let check = self.exec(&["virt-pin", "check"]).stdout;
         check.lines().find(|line| line.contains(about)).unwrap_or_else(|| panic!("{check}")).to_owned()
     }
 
-    fn leased(&self, name: &str) -> CpuSet {
+    pub(crate) fn leased(&self, name: &str) -> CpuSet {
         let lease: serde_json::Value =
             serde_json::from_str(&self.exec(&["virt-pin", "--json", "lease", name]).ok()).unwrap();
         set(lease["cpus"].as_str().unwrap())

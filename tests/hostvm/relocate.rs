@@ -2,9 +2,16 @@
 
 use std::collections::BTreeSet;
 
+use virt_pin::cpuset::CpuSet;
+
 use crate::guest::Guest;
 use crate::host::Host;
-use crate::shape::Shape;
+use crate::leases::CONFIG;
+use crate::shape::{Debian, Shape};
+
+fn set(text: &str) -> CpuSet {
+    CpuSet::parse_kernel_list(text).unwrap()
+}
 
 impl Host {
     /// The CPUs of a VM's vCPU threads, as the kernel has them.
@@ -33,6 +40,12 @@ impl Host {
         let maps = self.sh(&format!("cat /proc/$(cat /run/libvirt/qemu/{name}.pid)/numa_maps")).ok();
         let (here, elsewhere) = (format!(" N{node}="), format!(" N{}=", 1 - node));
         assert!(maps.contains(&here) && !maps.contains(&elsewhere), "{maps}");
+    }
+
+    #[track_caller]
+    fn assert_kernel_content(&self) {
+        let complaints = self.sh("dmesg | grep -E 'WARNING:|BUG:|cut here' || true").ok();
+        assert_eq!(complaints, "", "the kernel complains");
     }
 
     fn pins(&self, name: &str) -> Vec<String> {
@@ -133,6 +146,126 @@ fn a_move_may_end_anywhere() {
         assert!(!check.contains("FAIL"), "{at}: {check}");
         host.set_online(gone, true);
     }
+}
+
+/// A VM that is to be alone on its CPUs: wherever it goes, whoever is killed on the way, and again once its CPUs are back.
+#[test]
+fn a_vm_that_is_alone_moves_with_its_partitions() {
+    let Some(host) = Host::with_virt_pin(Shape::default(), "pinnable_cpus = \"2-7\"\n") else { return };
+    let vcpus = ["CPU 0/TCG", "CPU 1/TCG"].map(str::to_owned);
+    let alone = |host: &Host, at: &str| {
+        let cpus = host.leased("alone");
+        let line = host.check_line("nothing but \"alone\" runs on its CPUs");
+        assert!(line.ends_with("PASS"), "{at}: {line}");
+        assert_eq!(host.on(&cpus), vcpus.clone().into(), "{at}");
+        let exclusive = host.file("/sys/fs/cgroup/machine.slice/cpuset.cpus.exclusive");
+        assert_eq!(exclusive.trim(), cpus.to_string(), "{at}");
+        let check = host.exec(&["virt-pin", "check"]).ok();
+        assert!(!check.contains("FAIL"), "{at}: {check}");
+    };
+    host.run(&Guest::new("shared"));
+    host.run(&Guest::new("alone").vcpus(2).policy("policy='dedicated' isolation='partition' irqs='away'"));
+    alone(&host, "started");
+    // Somebody asks for the very core that it has.
+    for core in [2, 4, 6] {
+        let policy = format!("policy='dedicated' cpus='{core}-{}'", core + 1);
+        host.define(&Guest::new(&format!("wants-{core}")).vcpus(2).policy(&policy));
+    }
+    for at in ["recorded", "dissolved", "seated", "isolated", "settled", "-"] {
+        let before = host.vcpu_cpus("alone");
+        let moved = host.sh(&format!("VIRT_PIN_CRASH_AT={at} virt-pin repack --for wants-{}", before[0]));
+        assert_eq!(moved.status, if at == "-" { 0 } else { 128 + 6 }, "{at}: {}{}", moved.stdout, moved.stderr);
+        let said = host.exec(&["virt-pin", "reconcile"]).ok();
+        let after = host.vcpu_cpus("alone");
+        assert!(after[0] != before[0] && after[1] != before[1], "{at}: {after:?} {said}");
+        alone(&host, at);
+        crate::needs::say(&format!("moved from {before:?} to {after:?}, killed at {at}"));
+    }
+    host.assert_kernel_content();
+}
+
+/// Where there is no other place it waits for its CPU, and the agent sees that it is back; services follow who moves.
+#[test]
+fn the_agent_sees_cpus_of_isolated_vms_come_and_go() {
+    let Some(host) = Host::with_virt_pin(Shape::default(), "pinnable_cpus = \"2-7\"\n") else { return };
+    host.run(&Guest::new("beside").vcpus(4).policy("policy='dedicated' isolation='slices'"));
+    host.run(&Guest::new("alone").vcpus(2).policy("policy='dedicated' isolation='partition'"));
+    let (gone, beside): (u32, CpuSet) = (host.vcpu_cpus("alone")[0].parse().unwrap(), host.leased("beside"));
+    host.sh("setsid virt-pin agent >/run/agent.log 2>&1 </dev/null &").ok();
+    host.set_online(gone, false);
+    host.wait_until("it is held to the other", |host| host.vcpu_cpus("alone")[0] == host.vcpu_cpus("alone")[1]);
+    host.set_online(gone, true);
+    host.wait_until("it is back", |host| host.vcpu_cpus("alone")[0] == gone.to_string());
+    host.wait_until("it is alone again", |host| host.check_line("nothing but \"alone\"").ends_with("PASS"));
+    let services = |host: &Host| host.exec(&["systemctl", "show", "--property", "AllowedCPUs", "system.slice"]).ok();
+    let kept = |cpus: &CpuSet| format!("AllowedCPUs={}\n", set("0-15").difference(cpus).to_string().replace(',', " "));
+    assert_eq!(services(&host), kept(&beside));
+    host.virsh(&["destroy", "alone"]).ok();
+    let gone = beside.first().unwrap();
+    host.set_online(gone.0.into(), false);
+    host.wait_until("it has moved", |host| host.leased("beside") != beside && !host.leased("beside").contains(gone));
+    host.wait_until("services follow", |host| services(host) == kept(&host.leased("beside")));
+    host.assert_kernel_content();
+}
+
+/// Where libvirt makes the cgroup itself, or v1 takes CPUs that go offline out of all.
+fn moves_on(shape: Shape, machined: bool) -> Option<Host> {
+    let host = Host::with_virt_pin(shape, CONFIG)?;
+    if !machined {
+        host.without_machined();
+    }
+    host.run(&Guest::new("shared"));
+    host.run(&Guest::new("web").vcpus(4).policy("policy='dedicated'").tuning("<iothreads>1</iothreads>"));
+    host.assert_bound("web", &["2", "3", "4", "5"]);
+    host.set_online(3, false);
+    let said = host.exec(&["virt-pin", "reconcile"]).ok();
+    assert!(said.contains("\"web\": moved from CPUs 2-5 to 4-7"), "{said}");
+    host.assert_bound("web", &["6", "7", "4", "5"]);
+    assert_eq!(host.pins("web"), ["6", "7", "4", "5"]);
+    host.set_online(3, true);
+    // On v1 nobody gives back to the cgroup above what it has lost.
+    host.sh("cd /sys/fs/cgroup/cpuset/machine.slice 2>/dev/null && cat ../cpuset.cpus >cpuset.cpus; true").ok();
+    host.exec(&["virt-pin", "reconcile"]).ok();
+    host.exec(&["systemctl", "restart", "libvirtd"]).ok();
+    assert!(host.virsh(&["list", "--name"]).ok().contains("web\n"));
+    host.run(&Guest::new("second").vcpus(2).policy("policy='dedicated' cpus='2-3'"));
+    host.assert_bound("second", &["2", "3"]);
+    host.assert_bound("web", &["6", "7", "4", "5"]);
+    let check = host.exec(&["virt-pin", "check"]).ok();
+    assert!(!check.contains("FAIL"), "{check}");
+    for name in ["web", "second"] {
+        host.virsh(&["destroy", name]).ok();
+        host.virsh(&["undefine", name]).ok();
+    }
+    Some(host)
+}
+
+#[test]
+fn a_lease_moves_on_v2_without_machined() {
+    let Some(host) = moves_on(Shape::default(), false) else { return };
+    // There other VMs' cgroups are beside a partition of a whole VM: not made.
+    let whole = "policy='dedicated' isolation='partition' emulator='share' iothreads='share'";
+    host.define(&Guest::new("whole").vcpus(2).policy(whole));
+    let said = host.virsh(&["start", "whole"]).refused();
+    assert!(said.contains("host.isolation.unsupported") && said.contains("needs systemd-machined"), "{said}");
+    host.virsh(&["undefine", "whole"]).ok();
+    host.run(&Guest::new("alone").vcpus(2).policy("policy='dedicated' isolation='partition'"));
+    host.run(&Guest::new("late").vcpus(2).policy("policy='dedicated'"));
+    let partition = "nothing but \"alone\" runs on its CPUs";
+    assert!(host.check_line(partition).ends_with("PASS"));
+    host.virsh(&["vcpupin", "late", "0", "2"]).refused();
+    assert!(host.check_line(partition).ends_with("PASS"));
+    host.virsh(&["destroy", "late"]).ok();
+    host.define(&Guest::new("wants").vcpus(2).policy("policy='dedicated' cpus='2-3'"));
+    let said = host.exec(&["virt-pin", "repack", "--for", "wants"]).ok();
+    assert!(said.contains("Moved \"alone\" from CPUs 2-3 to "), "{said}");
+    assert!(host.check_line(partition).ends_with("PASS"));
+    host.assert_kernel_content();
+}
+
+#[test]
+fn a_lease_moves_on_v1_with_machined() {
+    moves_on(Shape::default().debian(Debian::Bookworm).cgroup_v1(), true);
 }
 
 #[test]

@@ -235,6 +235,56 @@ fn daemons_may_come_and_go() {
     daemon.stop_agent(agent);
 }
 
+/// A thread that comes to life later is bound without anybody's wish, and libvirt is told of it.
+#[test]
+fn who_comes_late_is_bound() {
+    let Some(daemon) = Libvirtd::start(&Options::virt_pin(ONE)) else { return };
+    let agent = daemon.start_agent();
+    daemon.run(&dedicated("web"));
+    daemon.wait_until("the live XML shows the lease", |daemon| {
+        daemon.virsh(&["dumpxml", "web"]).ok().contains("<vcpupin vcpu='0' cpuset='1'/>")
+    });
+    daemon.virsh(&["iothreadadd", "web", "7"]).ok();
+    let place = |daemon: &Libvirtd| {
+        let threads = daemon.threads("web");
+        threads.into_iter().find(|thread| thread.comm == "IO iothread7").map(|thread| thread.cpus)
+    };
+    daemon.wait_until("it is bound", |daemon| place(daemon).as_deref() == Some("0"));
+    daemon.wait_until("the live XML shows it", |daemon| {
+        daemon.virsh(&["dumpxml", "web"]).ok().contains("<iothreadpin iothread='7' cpuset='0'/>")
+    });
+    let log = daemon.log();
+    assert!(log.contains("its lease says 0: put right") && !log.contains("thread.misplaced"), "{log}");
+    assert_eq!(daemon.metric("virt_pin_drift_total"), Some(0.0));
+    daemon.destroy("web");
+    daemon.stop_agent(agent);
+}
+
+/// libvirt reports no end of a start in which its daemon dies, and no QEMU ever follows.
+#[test]
+fn a_daemon_that_dies_inside_prepare_leaves_no_lease() {
+    let Some(daemon) = Libvirtd::start(&Options::virt_pin(ONE)) else { return };
+    let hangs = "#!/bin/sh\n[ \"$2\" != prepare ] || { echo $$ >/run/hangs; exec sleep 600; }\n";
+    daemon.put("/etc/libvirt/hooks/qemu.d/90-hangs", 0o755, hangs.as_bytes());
+    daemon.reload_daemon();
+    let agent = daemon.start_agent();
+    daemon.define(&dedicated("web"));
+    daemon.exec(&["bash", "-c", "virsh start web </dev/null >/dev/null 2>&1 &"]).ok();
+    let pid = |daemon: &Libvirtd| std::fs::read_to_string(daemon.path("/run/hangs")).ok()?.trim().parse::<u32>().ok();
+    daemon.wait_until("its start hangs", |daemon| pid(daemon).is_some());
+    assert!(daemon.leases().contains("\"reserved\""), "{}", daemon.leases());
+    daemon.kill_daemon();
+    daemon.signal(pid(&daemon).unwrap(), "KILL");
+    daemon.exec(&["rm", "/etc/libvirt/hooks/qemu.d/90-hangs"]).ok();
+    daemon.start_daemon();
+    daemon.wait_for_no_lease();
+    let log = daemon.log();
+    assert!(log.contains("the libvirt daemon that was starting it has ended"), "{log}");
+    daemon.run(&dedicated("web"));
+    daemon.destroy("web");
+    daemon.stop_agent(agent);
+}
+
 #[test]
 fn metrics_are_in_the_text_format() {
     let Some(daemon) = Libvirtd::start(&Options::virt_pin(ONE)) else { return };

@@ -13,9 +13,29 @@ use crate::lock::{DEADLINE, StateLock};
 
 pub(super) const EXCLUSIVE: &str = "cpuset.cpus.exclusive";
 
+/// Under the lock: the caller's, or one for this alone.
+fn locked(root: &Root, held: Option<&mut StateLock>, act: impl FnOnce(&mut StateLock) -> Result<()>) -> Result<()> {
+    match held {
+        Some(state) => act(state),
+        None => act(&mut StateLock::acquire(root, DEADLINE)?),
+    }
+}
+
 /// Has every cgroup down to `base` pass these CPUs on, beside what it passes on to others.
-pub(super) fn pass_on(root: &Root, mount: &str, base: &str, cpus: &CpuSet) -> Result<()> {
-    let mut state = StateLock::acquire(root, DEADLINE)?;
+pub(super) fn pass_on(root: &Root, mount: &str, base: &str, cpus: &CpuSet, held: Option<&mut StateLock>) -> Result<()> {
+    locked(root, held, |state| pass_on_noted(root, state, (mount, base), cpus))
+}
+
+/// Has nothing passed on any more to who is gone, or passes on less by now.
+pub(super) fn take_back(root: &Root, held: Option<&mut StateLock>) -> Result<()> {
+    locked(root, held, |state| {
+        let mut former = state.former()?;
+        let pruned = prune(root, &mut former);
+        state.keep_former(&former).and(pruned)
+    })
+}
+
+fn pass_on_noted(root: &Root, state: &mut StateLock, (mount, base): (&str, &str), cpus: &CpuSet) -> Result<()> {
     let mut former = state.former()?;
     let above = above(mount, base);
     let known = former.exclusive.len();

@@ -33,12 +33,13 @@ pub struct Wanted {
 }
 
 impl Wanted {
-    /// What these leases want, but for this domain's; those of VMs that may never be started left out.
+    /// What these leases want, but for this domain's; those of VMs that may never be started left out. One that moves wants
+    /// it in both places.
     pub fn of(leases: &Leases, except: Option<DomainUuid>) -> Wanted {
         let mut wanted = Wanted::default();
         for lease in leases.iter().filter(|lease| lease.state != State::Provisional && Some(lease.uuid) != except) {
-            if let (Some(plan), Some(policy)) = (lease.plan(), policy(lease)) {
-                wanted.add(policy, plan);
+            if let Some(policy) = policy(lease) {
+                lease.plans().for_each(|plan| wanted.add(policy, plan));
             }
         }
         wanted
@@ -77,8 +78,11 @@ pub fn check(root: &Root, policy: &Policy, plan: &Plan, iothreads: &[u32], other
         Isolation::Vms if policy.irqs == Irqs::Stay => return Ok(()),
         Isolation::Vms => {}
         Isolation::Partition => {
-            seats::seats(plan, iothreads)?;
+            let seats = seats::seats(plan, iothreads)?;
             means(root, partition::able)?;
+            if !root.is_description() {
+                partition::alone(root, &seats)?;
+            }
         }
         Isolation::Slices => means(root, slices::able)?,
     }

@@ -13,16 +13,16 @@
 use std::fs;
 use std::io;
 
-use super::exclusive::{EXCLUSIVE, failed, pass_on, prune, set, write};
+use super::exclusive::{EXCLUSIVE, failed, pass_on, set, take_back, write};
 use super::seats::{PARKED, Seat, seats};
 use crate::alloc::plan::Plan;
 use crate::cpuset::CpuSet;
 use crate::error::{Code, Error, Result};
-use crate::host::cgroup::{self, Hierarchy, INNER, hierarchy};
+use crate::host::cgroup::{self, Hierarchy, INNER, has_machined, hierarchy};
 use crate::host::process;
 use crate::host::qemu::Status;
 use crate::host::root::Root;
-use crate::lock::{DEADLINE, StateLock};
+use crate::lock::StateLock;
 
 const STATE: &str = "cpuset.cpus.partition";
 /// How often to go over the partitions of one domain: a CPU that one gives up is free for another only then.
@@ -72,15 +72,16 @@ fn base(root: &Root, status: &Status) -> Result<(String, String)> {
 }
 
 /// Makes the partitions of a running domain, or makes them valid again; does nothing to those that are right. Its threads are
-/// bound already. Takes the lock for what is others' as well, and only for that: a partition takes the kernel its time.
+/// bound already. What is others' as well is changed under the lock, the caller's (`held`) or one for that alone: a partition
+/// takes the kernel its time.
 ///
 /// # Errors
 /// [`Code::IsolationFailed`] with the cgroup and what it says; [`Code::IsolationUnsupported`]; those of the lock.
-pub fn ensure(root: &Root, status: &Status, plan: &Plan) -> Result<()> {
+pub fn ensure(root: &Root, status: &Status, plan: &Plan, mut held: Option<&mut StateLock>) -> Result<()> {
     let (mount, base) = base(root, status)?;
     let seats = taken(root, &base, plan)?;
     let (had, wanted) = (set(root, &base)?, plan.exclusive());
-    pass_on(root, &mount, &base, &wanted)?;
+    pass_on(root, &mount, &base, &wanted, held.as_deref_mut())?;
     let mut outcome = Ok(());
     for _ in 0..ROUNDS {
         outcome = seats.iter().map(|(name, cpus)| seat(root, status, &base, name, cpus)).fold(Ok(()), Result::and);
@@ -94,20 +95,69 @@ pub fn ensure(root: &Root, status: &Status, plan: &Plan) -> Result<()> {
     }
     // It has moved: what it had is passed on no longer.
     write(root, &base, &wanted)?;
-    let mut state = StateLock::acquire(root, DEADLINE)?;
-    let mut former = state.former()?;
-    prune(root, &mut former)?;
-    state.keep_former(&former)
+    take_back(root, held)
+}
+
+/// Takes the partitions of a running domain apart, so that it can be bound elsewhere: its threads are in libvirt's cgroups, and
+/// nothing is passed on to them. Does what it can; a cgroup of ours that stays means nothing by itself.
+///
+/// # Errors
+/// As [`ensure`].
+pub fn dissolve(root: &Root, status: &Status, held: Option<&mut StateLock>) -> Result<()> {
+    let (_, base) = base(root, status)?;
+    for name in root.list(&base)? {
+        let (outer, inner) = (format!("{base}/{name}"), place(&base, &name));
+        if !root.exists(&inner) {
+            continue;
+        }
+        member(root, &inner)?;
+        move_threads(root, status, &inner, &outer)?;
+        let _ = remove(root, &inner);
+        member(root, &outer)?;
+        if name == PARKED {
+            let _ = remove(root, &outer);
+        }
+    }
+    member(root, &base)?;
+    take_back(root, held)
+}
+
+/// A cgroup that is no partition, and passes nothing on.
+fn member(root: &Root, dir: &str) -> Result<()> {
+    if state_of(root, dir)?.0 != "member" {
+        root.write_kernel_file(&format!("{dir}/{STATE}"), "member\n").map_err(|error| failed(error.message))?;
+    }
+    if set(root, dir)?.is_empty() { Ok(()) } else { write(root, dir, &CpuSet::new()) }
 }
 
 /// The seats as far as their cgroups exist. A vCPU that is not plugged in has none, and its CPU is in no partition: it could not
-/// be plugged in then.
+/// be plugged in then. Parked CPUs of which none is online make no partition, and harm nobody.
 fn taken(root: &Root, base: &str, plan: &Plan) -> Result<Vec<Seat>> {
     let names = root.list(base)?;
     let iothreads: Vec<u32> = names.iter().filter_map(|name| name.strip_prefix("iothread")?.parse().ok()).collect();
     let mut seats = seats(plan, &iothreads)?;
+    alone(root, &seats)?;
     seats.retain(|(name, _)| name.is_empty() || name == PARKED || names.contains(name));
+    let online = super::online(root)?;
+    for (_, cpus) in seats.iter_mut().filter(|(name, cpus)| name == PARKED && cpus.is_disjoint(&online)) {
+        *cpus = CpuSet::new();
+    }
     Ok(seats)
+}
+
+/// Whether nobody else writes beside the partitions: a whole VM's is within its scope, but without machined libvirt has the
+/// cgroups of other VMs beside it.
+///
+/// # Errors
+/// [`Code::IsolationUnsupported`] where that is so.
+pub(super) fn alone(root: &Root, seats: &[Seat]) -> Result<()> {
+    if has_machined(root) || seats.iter().all(|(name, _)| !name.is_empty()) {
+        return Ok(());
+    }
+    let message = "isolation=\"partition\" of a VM with all its threads on CPUs of its own needs systemd-machined: without it \
+                   other VMs' cgroups are beside its own";
+    Err(Error::new(Code::IsolationUnsupported, message)
+        .with_hint("leave emulator and iothreads at housekeeping, or install systemd-container"))
 }
 
 /// Where the partition of a seat is: within the cgroup of its threads, never that itself.
@@ -128,7 +178,7 @@ fn seat(root: &Root, status: &Status, base: &str, name: &str, cpus: &CpuSet) -> 
         root.write_kernel_file(&format!("{outer}/cgroup.subtree_control"), "+cpuset\n")
             .map_err(|error| failed(error.message))?;
         make(root, &dir)?;
-        enter(root, status, &outer, &dir)?;
+        move_threads(root, status, &outer, &dir)?;
         if set(root, &outer)? != *cpus {
             // What its partition has now is passed on for as long as it has it.
             write(root, &outer, &cpus.union(&set(root, &dir)?))?;
@@ -178,15 +228,16 @@ fn remove(root: &Root, dir: &str) -> Result<()> {
     }
 }
 
-/// Moves QEMU's threads from a cgroup of libvirt's into ours within it. (KVM has a kernel thread there as well, which stays.)
-fn enter(root: &Root, status: &Status, outer: &str, dir: &str) -> Result<()> {
-    let there = root.read_if_exists(&format!("{outer}/cgroup.threads"))?.unwrap_or_default();
+/// Moves QEMU's threads between a cgroup of libvirt's and ours within it. (KVM has a kernel thread in libvirt's as well, which
+/// stays.)
+fn move_threads(root: &Root, status: &Status, from: &str, to: &str) -> Result<()> {
+    let there = root.read_if_exists(&format!("{from}/cgroup.threads"))?.unwrap_or_default();
     let there: Vec<u32> = there.lines().filter_map(|line| line.trim().parse().ok()).collect();
     if there.is_empty() {
         return Ok(());
     }
     for thread in process::threads(root, status.pid)?.into_iter().filter(|thread| there.contains(&thread.tid)) {
-        let moved = root.write_kernel_file(&format!("{dir}/cgroup.threads"), &format!("{}\n", thread.tid));
+        let moved = root.write_kernel_file(&format!("{to}/cgroup.threads"), &format!("{}\n", thread.tid));
         // One that has ended is nowhere.
         if let Err(error) = moved {
             if root.exists(&format!("/proc/{}/task/{}", status.pid, thread.tid)) {
