@@ -14,6 +14,7 @@ pub mod decision;
 pub mod definitions;
 pub mod enforce;
 pub mod error;
+pub mod failpoint;
 pub mod hook;
 pub mod host;
 pub mod kept;

@@ -16,8 +16,9 @@ use crate::cpuset::{CpuId, CpuSet};
 use crate::decision::{self, Dedicated, Situation, Wish, wish};
 use crate::enforce::binding::{self, Role, role};
 use crate::enforce::isolation::{self, partition};
-use crate::enforce::pool;
+use crate::enforce::{pool, remains};
 use crate::error::{Code, Error, Result, counted, printable};
+use crate::failpoint;
 use crate::host::cgroup;
 use crate::host::process;
 use crate::host::qemu;
@@ -81,6 +82,11 @@ pub(super) fn reconcile(context: &Context) -> Result<String> {
     if let Err(error) = held {
         notes.push(format!("VMs without a lease: {}", error.message));
     }
+    match remains::sweep(root, &decision::claims(&leases)) {
+        Ok(left) => notes.extend(left.into_iter().map(|what| format!("removed, left by a start that is over: {what}"))),
+        Err(error) => notes.push(error.message),
+    }
+    state.sweep();
     match state.former() {
         Ok(former) if !former.is_empty() => {
             let remains = isolation::remains(&former, &leases);
@@ -259,7 +265,7 @@ fn observed(root: &Root, situation: &Situation, wish: &Dedicated, status: &qemu:
 fn keep_copy(root: &Root) -> Result<String> {
     let dir = root.resolve(STATE_DIR);
     let copy = dir.join(format!("leases.json.corrupt-{}", process::uptime_secs(root)));
-    match fs::hard_link(dir.join("leases.json"), &copy) {
+    match failpoint::step("corrupt.copy").and_then(|()| fs::hard_link(dir.join("leases.json"), &copy)) {
         Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
             Err(Error::io(Code::StateUnsafe, "link", &copy, error))
         }

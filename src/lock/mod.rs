@@ -22,6 +22,7 @@ use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg, OFlag};
 
 use crate::error::{Code, Error, Result};
+use crate::failpoint;
 use crate::host::root::Root;
 use leases::Leases;
 
@@ -55,21 +56,21 @@ impl StateLock {
         let dir = root.resolve(STATE_DIR);
         ensure_directory(&dir)?;
         let path = dir.join("lock");
-        let mut file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .custom_flags((OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits())
-            .open(&path)
-            .map_err(|error| denied("open", &path, error))?;
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        options.custom_flags((OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits());
+        let opened = failpoint::step("lock.open").and_then(|()| options.open(&path));
+        let mut file = opened.map_err(|error| denied("open", &path, error))?;
         ours(&path, &file)?;
+        failpoint::passed("lock.wait");
         let start = Instant::now();
         let mut pause = Duration::from_micros(200);
         loop {
             match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-                Ok(lock) => return Ok(StateLock { dir, _lock: lock }),
+                Ok(lock) => {
+                    failpoint::passed("lock.taken");
+                    return Ok(StateLock { dir, _lock: lock });
+                }
                 Err((back, Errno::EWOULDBLOCK | Errno::EINTR)) => file = back,
                 Err((_, errno)) => return Err(denied("lock", &path, errno.into())),
             }
@@ -100,6 +101,13 @@ impl StateLock {
     pub fn replace(&mut self, leases: &Leases) -> Result<()> {
         leases.check().map_err(|what| Error::new(Code::Internal, format!("refused to write leases: {what}")))?;
         replace::replace(&self.dir, "leases.json", leases.to_json()?.as_bytes())
+    }
+
+    /// Removes what writers left that were killed: with the lock held, nobody is writing.
+    pub fn sweep(&mut self) {
+        for name in [LEASES_FILE, former::FILE, survey::FILE] {
+            replace::sweep(&self.dir, name.rsplit('/').next().unwrap_or(name));
+        }
     }
 }
 
@@ -166,7 +174,7 @@ fn ensure_directory(dir: &Path) -> Result<()> {
     if let Some(parent) = dir.parent() {
         fs::create_dir_all(parent).map_err(|error| denied("create", parent, error))?;
     }
-    match DirBuilder::new().mode(0o700).create(dir) {
+    match failpoint::step("state.directory").and_then(|()| DirBuilder::new().mode(0o700).create(dir)) {
         Ok(()) => return Ok(()),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
         Err(error) => return Err(denied("create", dir, error)),

@@ -24,6 +24,7 @@ use crate::definitions;
 use crate::enforce::passage::{self, Cgroups};
 use crate::enforce::{binding, pool};
 use crate::error::{Code, Error, Result, printable};
+use crate::failpoint::passed as crash_point;
 use crate::host::process::{self, Process};
 use crate::host::qemu;
 use crate::host::root::Root;
@@ -264,14 +265,3 @@ fn settle(root: &Root, situation: &Situation, lease: &Lease, plan: &Plan) -> Res
     // Threads may have been born meanwhile.
     binding::bind(root, &status, &plan)
 }
-
-/// Ends the process here where a test asks for it: only in builds for tests.
-#[cfg(debug_assertions)]
-fn crash_point(at: &str) {
-    if std::env::var_os("VIRT_PIN_CRASH_AT").is_some_and(|wanted| wanted == at) {
-        std::process::abort();
-    }
-}
-
-#[cfg(not(debug_assertions))]
-fn crash_point(_at: &str) {}
