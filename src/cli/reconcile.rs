@@ -16,7 +16,7 @@ use crate::cpuset::{CpuId, CpuSet};
 use crate::decision::{self, Dedicated, Situation, Wish, wish};
 use crate::enforce::binding::{self, Role, role};
 use crate::enforce::isolation::{self, partition};
-use crate::enforce::{pool, remains};
+use crate::enforce::{self, pool, remains};
 use crate::error::{Code, Error, Result, counted, printable};
 use crate::failpoint;
 use crate::host::cgroup;
@@ -77,14 +77,14 @@ pub(super) fn reconcile(context: &Context) -> Result<String> {
         }
     }
     state.replace(&leases)?;
+    match remains::sweep(root, &decision::claims(&leases)) {
+        Ok(left) => notes.extend(left.into_iter().map(|what| format!("removed, left by a start that is over: {what}"))),
+        Err(error) => notes.push(error.message),
+    }
     let held = Situation::read(root, &context.settings()?, None)
         .and_then(|situation| pool::hold(root, &decision::claims(&leases), &situation.shared_pool(&leases)));
     if let Err(error) = held {
         notes.push(format!("VMs without a lease: {}", error.message));
-    }
-    match remains::sweep(root, &decision::claims(&leases)) {
-        Ok(left) => notes.extend(left.into_iter().map(|what| format!("removed, left by a start that is over: {what}"))),
-        Err(error) => notes.push(error.message),
     }
     state.sweep();
     match state.former() {
@@ -167,6 +167,10 @@ fn adopt(context: &Context, leases: &Leases, name: &str, text: &str) -> Result<O
             }
         }
     };
+    // What was made for its start goes when it ends.
+    let confinement = enforce::confinement(root)?;
+    let place = identity.id.map(|id| confinement.place(read::partition(&domain).as_deref(), id, &identity.name));
+    let place = place.transpose()?.flatten().filter(|place| root.exists(place));
     Ok(Some(Lease {
         uuid,
         name: identity.name,
@@ -174,7 +178,7 @@ fn adopt(context: &Context, leases: &Leases, name: &str, text: &str) -> Result<O
         holds,
         request,
         domain_id: identity.id,
-        cgroup: None,
+        cgroup: place,
         daemon: None,
         qemu: process::process(root, status.pid)?,
         moving: None,

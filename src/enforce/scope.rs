@@ -78,7 +78,9 @@ pub(super) fn drop_ins(root: &Root) -> Result<Vec<(String, String)>> {
     let dirs = root.list(RUNTIME_UNITS)?.into_iter().filter_map(|name| {
         let machine = machine_of_scope(name.strip_suffix(".d")?)?;
         let dir = format!("{RUNTIME_UNITS}/{name}");
-        [FILE, NEW].iter().any(|file| root.exists(&format!("{dir}/{file}"))).then_some((machine, dir))
+        let names = root.list(&dir).unwrap_or_default();
+        // Ours was the last in it, if it is empty.
+        (names.is_empty() || names.iter().any(|name| [FILE, NEW].contains(&name.as_str()))).then_some((machine, dir))
     });
     Ok(dirs.collect())
 }
