@@ -19,8 +19,8 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use machine::{Machine, Run, Shape, Vm};
@@ -32,6 +32,9 @@ use virt_pin::lock::leases::Leases;
 use virt_pin::lock::{DEADLINE, StateLock};
 
 const PROCESSES: u32 = 64;
+
+/// One race at a time: they measure.
+static TURN: Mutex<()> = Mutex::new(());
 
 fn seconds() -> Duration {
     let seconds = std::env::var("VIRT_PIN_RACE_SECONDS").ok().map(|text| text.parse().unwrap());
@@ -80,6 +83,8 @@ fn the_observer() {
         let Ok(text) = fs::read_to_string(root.join("run/virt-pin/leases.json")) else { continue };
         looks += 1;
         if text == last {
+            // It must not be in the way of those that it looks at.
+            std::thread::sleep(Duration::from_micros(100));
             continue;
         }
         files += 1;
@@ -121,6 +126,7 @@ fn numbers_are_read() {
 
 #[test]
 fn sixty_four_hooks_the_agent_and_the_command() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     // Room for about half of them.
     let machine = Machine::shaped(Shape(2, 16, 2), "2-63");
     fs::create_dir_all(machine.path("/run/libvirt/qemu")).unwrap();
@@ -130,7 +136,9 @@ fn sixty_four_hooks_the_agent_and_the_command() {
     let end = Instant::now() + seconds();
     let running = || Instant::now() < end;
     let [granted, refused, locked, events, commands] = [const { AtomicUsize::new(0) }; 5];
-    let add = |to: &AtomicUsize| drop(to.fetch_add(1, Ordering::Relaxed));
+    let add = |to: &AtomicUsize| {
+        to.fetch_add(1, Ordering::Relaxed);
+    };
     let agent_ended = std::thread::scope(|scope| {
         for number in 1..=PROCESSES {
             let (machine, granted, refused, locked, events) = (&machine, &granted, &refused, &locked, &events);
@@ -202,6 +210,7 @@ fn sixty_four_hooks_the_agent_and_the_command() {
 
 #[test]
 fn how_long_the_lock_is_waited_for() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let machine = Machine::bare();
     let root = Root::directory(machine.root());
     let end = Instant::now() + seconds();
@@ -223,6 +232,8 @@ fn how_long_the_lock_is_waited_for() {
                                 drop(state);
                                 waits.lock().unwrap().push(waited);
                                 turns += 1;
+                                // A hook is a new process each time.
+                                std::thread::sleep(Duration::from_millis(1));
                             }
                             Err(error) => {
                                 assert_eq!(error.code, Code::StateLocked);
@@ -251,6 +262,7 @@ fn how_long_the_lock_is_waited_for() {
 
 #[test]
 fn a_holder_that_is_stopped_makes_nobody_wait_for_ever() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let machine = Machine::new("2-7,10-15");
     machine.prepare(&Vm::new(1, 2));
     let lock = machine.path("/run/virt-pin/lock");

@@ -135,6 +135,7 @@ impl Host<'_> {
             11 => {
                 if let Some(agent) = self.agent.take() {
                     daemon.signal(agent, "KILL");
+                    daemon.wait_until("the agent is gone", |daemon| !daemon.runs(agent));
                 }
                 self.start_agent();
                 self.count("kill of the agent");
@@ -302,6 +303,7 @@ fn soak() {
     daemon.start_guest(SHARED).ok();
     daemon.assert_held_to(SHARED, "0-1");
     let agent = host.agent.unwrap();
+    eprintln!("agent {agent}: {:?} {}", host.counts, daemon.exec(&["ps", "-ef"]).stdout);
     assert!(daemon.runs(agent), "the agent has ended: {}", daemon.file(AGENT_LOG));
     daemon.signal(agent, "TERM");
     daemon.wait_until("the agent has ended", |daemon| !daemon.runs(agent));
