@@ -414,7 +414,7 @@ fn told() -> (Vec<Machine>, Vec<(usize, String, usize)>) {
 
 /// Does this to all of them, on as many threads as there are CPUs.
 fn each(troubles: &[Trouble], done: impl Fn(usize, &Trouble) + Sync) {
-    let only = std::env::var("VIRT_PIN_CRASH").ok().filter(|only| only != "all");
+    let only = std::env::var_os("VIRT_PIN_CRASH").and_then(|only| only.into_string().ok()).filter(|only| only != "all");
     let wanted = |trouble: &&Trouble| only.as_ref().is_none_or(|only| trouble.crash_at.starts_with(only.as_str()));
     let troubles: Vec<&Trouble> = troubles.iter().filter(wanted).collect();
     let next = AtomicUsize::new(0);
@@ -513,4 +513,40 @@ fn every_write_fails() {
         everything_ends(&machine, &before);
     });
     eprintln!("{} steps failed, {} programs said so; nothing lost", troubles.len(), told.load(Ordering::SeqCst));
+}
+
+/// No failpoint, but a state directory that is full, or that nobody may write to, and a process that may open no more files.
+#[test]
+fn what_the_kernel_itself_refuses() {
+    if !nix::unistd::geteuid().is_root() {
+        eprintln!("skipped: only root can mount a file system of its own");
+        return;
+    }
+    let machine = host();
+    let vm = Vm::new(1, 2);
+    machine.make_state_dir();
+    let state = machine.path("/run/virt-pin").display().to_string();
+    let tmpfs = format!("mount -t tmpfs -o size=8k,mode=700 tmpfs {state}");
+    let fill = format!("{{ head -c 65536 /dev/zero >{state}/filler || true; }} 2>/dev/null");
+    let cases = [
+        (format!("{tmpfs} && touch {state}/lock && chmod 600 {state}/lock && {fill}"), "No space left on device"),
+        (format!("mount --bind {state} {state} && mount -o remount,ro,bind {state}"), "Read-only file system"),
+        ("ulimit -n 4".to_owned(), "Too many open files"),
+    ];
+    let before = outside(&machine);
+    for (before_it, why) in cases {
+        let mut command = std::process::Command::new("unshare");
+        let script = format!("{before_it} && exec \"$@\"");
+        command.args(["--mount", "--propagation", "private", "bash", "-c", &script, "sh"]);
+        command.arg(env!("CARGO_BIN_EXE_virt-pin-hook")).args(["vm1", "prepare", "begin", "-"]);
+        command.env("VIRT_PIN_ROOT", machine.root());
+        command.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped());
+        command.stderr(std::process::Stdio::piped());
+        let run = Run::of(command, vm.xml().as_bytes());
+        assert!(run.code.is_some_and(|code| code > 1) && run.stderr.contains(why), "{why}: {run:?}");
+        assert!(run.stderr.contains(machine.root().to_str().unwrap()), "{run:?}");
+        assert_eq!(run.stdout, "");
+        assert!(outside(&machine) == before && machine.leases().is_none(), "something was done");
+    }
+    machine.prepare(&vm);
 }

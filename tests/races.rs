@@ -37,7 +37,7 @@ const PROCESSES: u32 = 64;
 static TURN: Mutex<()> = Mutex::new(());
 
 fn seconds() -> Duration {
-    let seconds = std::env::var("VIRT_PIN_RACE_SECONDS").ok().map(|text| text.parse().unwrap());
+    let seconds = std::env::var_os("VIRT_PIN_RACE_SECONDS").map(|text| text.to_str().unwrap().parse().unwrap());
     Duration::from_secs(seconds.unwrap_or(3))
 }
 

@@ -36,7 +36,8 @@ impl Dice {
 }
 
 fn number(variable: &str) -> Option<u64> {
-    std::env::var(variable).ok().filter(|text| !text.is_empty()).map(|text| text.parse().unwrap())
+    let value = std::env::var_os(variable).and_then(|text| text.into_string().ok());
+    value.filter(|text| !text.is_empty()).map(|text| text.parse().unwrap())
 }
 
 fn cpus(list: &str) -> CpuSet {
@@ -303,7 +304,6 @@ fn soak() {
     daemon.start_guest(SHARED).ok();
     daemon.assert_held_to(SHARED, "0-1");
     let agent = host.agent.unwrap();
-    eprintln!("agent {agent}: {:?} {}", host.counts, daemon.exec(&["ps", "-ef"]).stdout);
     assert!(daemon.runs(agent), "the agent has ended: {}", daemon.file(AGENT_LOG));
     daemon.signal(agent, "TERM");
     daemon.wait_until("the agent has ended", |daemon| !daemon.runs(agent));
