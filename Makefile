@@ -8,6 +8,9 @@
 # make bench-placement   where VMs land, beside other placement rules (docs/placement.md)
 # make bench-scale  what placing a domain costs on hosts of up to 8192 CPUs
 # make fuzz SECONDS=60   inputs nobody thought of, for each reader of text (a nightly compiler)
+# make crash     killed at every failpoint, every write failing with every error; a few minutes
+# make races     64 processes on one root for SECONDS=60
+# make soak CYCLES=300   random days on real libvirt; SEED= repeats one
 # make man       manuals, completions and the default configuration, into target/generated
 # make install   DESTDIR= PREFIX=/usr, from the release binaries or those in BUILD=
 # make deb       a Debian package, in target/packages
@@ -21,13 +24,18 @@ GENERATED ?= target/generated
 ZSHDIR  ?= $(PREFIX)/share/zsh/site-functions
 DOCDIR  ?= $(PREFIX)/share/doc/virt-pin
 
-.PHONY: deps build test corpus test-host run bench-hook bench-placement bench-scale fuzz man install deb rpm
+CYCLES  ?= 300
+SEED    ?=
+
+.PHONY: deps build test corpus test-host run bench-hook bench-placement bench-scale fuzz crash races soak man install deb rpm
 
 deps:
 	scripts/install-deps
 
+# Failpoints are for tests: no program that is installed has them.
 build:
 	cargo build --locked --release
+	! grep -l VIRT_PIN_CRASH_AT target/release/virt-pin target/release/virt-pin-hook
 
 test: deps
 	cargo build --locked
@@ -55,6 +63,17 @@ bench-scale:
 
 fuzz:
 	scripts/fuzz $(SECONDS)
+
+crash:
+	VIRT_PIN_CRASH=all cargo test --locked --test crash -- --nocapture
+	VIRT_PIN_LIVE=required cargo test --locked --test live killed_at_every_point_of_a_life -- --nocapture
+
+races:
+	VIRT_PIN_RACE_SECONDS=$(SECONDS) cargo test --locked --test races -- --nocapture
+
+soak: deps
+	VIRT_PIN_LIVE=required VIRT_PIN_SOAK_CYCLES=$(CYCLES) VIRT_PIN_SOAK_SEED=$(SEED) \
+	    cargo test --locked --test live soak:: -- --nocapture
 
 man:
 	$(BUILD)/virt-pin manuals $(GENERATED)

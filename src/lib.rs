@@ -15,6 +15,7 @@ pub mod definitions;
 pub mod document;
 pub mod enforce;
 pub mod error;
+pub mod failpoint;
 pub mod hook;
 pub mod host;
 pub mod kept;

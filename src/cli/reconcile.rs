@@ -16,8 +16,9 @@ use crate::cpuset::{CpuId, CpuSet};
 use crate::decision::{self, Dedicated, Situation, Wish, wish};
 use crate::enforce::binding::{Role, role};
 use crate::enforce::isolation;
-use crate::enforce::pool;
+use crate::enforce::{self, pool, remains};
 use crate::error::{Code, Error, Result, counted, printable};
+use crate::failpoint;
 use crate::host::cgroup;
 use crate::host::process;
 use crate::host::qemu;
@@ -76,11 +77,16 @@ pub(super) fn reconcile(context: &Context) -> Result<String> {
         }
     }
     state.replace(&leases)?;
+    match remains::sweep(root, &decision::claims(&leases)) {
+        Ok(left) => notes.extend(left.into_iter().map(|what| format!("removed, left by a start that is over: {what}"))),
+        Err(error) => notes.push(error.message),
+    }
     let held = Situation::read(root, &context.settings()?, None)
         .and_then(|situation| pool::hold(root, &decision::claims(&leases), &situation.shared_pool(&leases)));
     if let Err(error) = held {
         notes.push(format!("VMs without a lease: {}", error.message));
     }
+    state.sweep();
     match state.former() {
         Ok(former) if !former.is_empty() => {
             let remains = isolation::remains(&former, &leases);
@@ -151,6 +157,10 @@ fn adopt(context: &Context, leases: &Leases, name: &str, text: &str) -> Result<O
             }
         }
     };
+    // What was made for its start goes when it ends.
+    let confinement = enforce::confinement(root)?;
+    let place = identity.id.map(|id| confinement.place(read::partition(&domain).as_deref(), id, &identity.name));
+    let place = place.transpose()?.flatten().filter(|place| root.exists(place));
     Ok(Some(Lease {
         uuid,
         name: identity.name,
@@ -158,7 +168,7 @@ fn adopt(context: &Context, leases: &Leases, name: &str, text: &str) -> Result<O
         holds,
         request,
         domain_id: identity.id,
-        cgroup: None,
+        cgroup: place,
         daemon: None,
         qemu: process::process(root, status.pid)?,
         moving: None,
@@ -249,7 +259,7 @@ fn observed(root: &Root, situation: &Situation, wish: &Dedicated, status: &qemu:
 fn keep_copy(root: &Root) -> Result<String> {
     let dir = root.resolve(STATE_DIR);
     let copy = dir.join(format!("leases.json.corrupt-{}", process::uptime_secs(root)));
-    match fs::hard_link(dir.join("leases.json"), &copy) {
+    match failpoint::step("corrupt.copy").and_then(|()| fs::hard_link(dir.join("leases.json"), &copy)) {
         Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
             Err(Error::io(Code::StateUnsafe, "link", &copy, error))
         }

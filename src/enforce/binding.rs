@@ -14,6 +14,7 @@ use nix::unistd::Pid;
 use crate::alloc::plan::Plan;
 use crate::cpuset::CpuSet;
 use crate::error::{Code, Error, Result, printable};
+use crate::failpoint;
 use crate::host::cgroup::{self, Hierarchy};
 use crate::host::process::{self, Thread};
 use crate::host::qemu::{self, Status};
@@ -238,7 +239,8 @@ fn set_affinity(root: &Root, tid: u32, cpus: &CpuSet) -> Result<()> {
         }
     }
     let tid = i32::try_from(tid).unwrap_or(i32::MAX);
-    sched_setaffinity(Pid::from_raw(tid), &mask).map_err(|errno| {
+    let set = failpoint::step("affinity").and_then(|()| Ok(sched_setaffinity(Pid::from_raw(tid), &mask)?));
+    set.map_err(|errno| {
         Error::new(Code::ThreadMisplaced, format!("cannot set the affinity of thread {tid} to CPUs {cpus}"))
             .because(errno)
     })

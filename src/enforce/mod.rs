@@ -3,13 +3,14 @@
 //! [`confinement`] says which way this host offers. [`tree`] makes the domain's cgroup before QEMU is executed, [`scope`]
 //! tells systemd to make it so; [`pool`] keeps the others off, [`isolation`] the host's own work where that is asked for;
 //! [`binding`] puts each thread where the plan says once it exists, and reads back; [`cookie`] keeps tenants off each other's
-//! cores; [`passage`] is the way to other CPUs. Nothing here decides who gets which CPUs, and nothing here calls libvirt.
+//! cores; [`passage`] is the way to other CPUs; [`remains`] are what a killed process left behind. Nothing here decides who gets which CPUs, and nothing here calls libvirt.
 
 pub mod binding;
 pub mod cookie;
 pub mod isolation;
 pub mod passage;
 pub mod pool;
+pub mod remains;
 pub mod scope;
 pub mod tree;
 

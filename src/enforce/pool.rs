@@ -104,7 +104,7 @@ fn hold_v1(root: &Root, dir: &str, cpus: &CpuSet) -> Result<()> {
 }
 
 /// The domains that run or are being started, as (machine name, cgroup directory).
-fn domains(root: &Root, hierarchy: &Hierarchy) -> Vec<(String, String)> {
+pub(super) fn domains(root: &Root, hierarchy: &Hierarchy) -> Vec<(String, String)> {
     let (mount, naming) = (hierarchy.mount(), naming(root));
     let mut found = Vec::new();
     // Partitions are cgroups of the hierarchy itself; libvirt's own have their names from libvirt.

@@ -14,6 +14,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use crate::alloc::plan::Plan;
 use crate::cpuset::{CpuId, CpuSet, NodeId};
 use crate::error::{Code, Error, Result};
+use crate::failpoint::step;
 use crate::host::machine_name::{machine_of_scope, scope_name};
 use crate::host::root::Root;
 
@@ -22,6 +23,8 @@ pub(super) const RUNTIME_UNITS: &str = "/run/systemd/system";
 
 /// The file in the scope's drop-in directory: an administrator's own, if there is one, is left alone.
 const FILE: &str = "50-virt-pin.conf";
+/// What is to become it; systemd reads only what ends in `.conf`.
+const NEW: &str = "50-virt-pin.conf.new";
 
 /// The drop-in directory of the scope that machined will make for the domain.
 pub fn path(domain_id: u32, name: &str) -> String {
@@ -39,17 +42,23 @@ pub fn make(root: &Root, path: &str, plan: &Plan) -> Result<()> {
 
 fn write(root: &Root, path: &str, text: &str) -> Result<()> {
     let dir = root.resolve(path);
-    match fs::create_dir(&dir) {
+    match step("scope.create").and_then(|()| fs::create_dir(&dir)) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
             return Err(Error::io(Code::ConfinementFailed, "create", &dir, error));
         }
         _ => {}
     }
-    // Remains of a start that never came to its end. A new file is nobody else's, and no link is followed.
-    let file = dir.join(FILE);
-    let _ = fs::remove_file(&file);
-    let made = OpenOptions::new().write(true).create_new(true).mode(0o644).open(&file);
-    made.and_then(|mut made| made.write_all(text.as_bytes()))
+    // By rename: whoever is being started meanwhile has the old one or the new one, never none. Remains of a crash go; a new
+    // file is nobody else's, and no link is followed.
+    let (file, new) = (dir.join(FILE), dir.join(NEW));
+    let _ = fs::remove_file(&new);
+    step("scope.write")
+        .and_then(|()| {
+            OpenOptions::new().write(true).create_new(true).mode(0o644).open(&new)?.write_all(text.as_bytes())
+        })
+        .and_then(|()| step("scope.rename"))
+        .and_then(|()| fs::rename(&new, &file))
+        .inspect_err(|_| drop(fs::remove_file(&new)))
         .map_err(|error| Error::io(Code::ConfinementFailed, "write", &file, error))
 }
 
@@ -62,6 +71,18 @@ fn text(cpus: &CpuSet, memory_nodes: Option<&BTreeSet<NodeId>>) -> String {
         text.push_str(&format!("AllowedMemoryNodes={nodes}\n"));
     }
     text
+}
+
+/// The drop-ins of ours, as (machine name, directory).
+pub(super) fn drop_ins(root: &Root) -> Result<Vec<(String, String)>> {
+    let dirs = root.list(RUNTIME_UNITS)?.into_iter().filter_map(|name| {
+        let machine = machine_of_scope(name.strip_suffix(".d")?)?;
+        let dir = format!("{RUNTIME_UNITS}/{name}");
+        let names = root.list(&dir).unwrap_or_default();
+        // Ours was the last in it, if it is empty.
+        (names.is_empty() || names.iter().any(|name| [FILE, NEW].contains(&name.as_str()))).then_some((machine, dir))
+    });
+    Ok(dirs.collect())
 }
 
 /// Gives every drop-in of ours that names no owner of CPUs these CPUs: `cpus` says which, by machine name, `None` = hands off.
@@ -96,8 +117,9 @@ pub fn remove_all(root: &Root) -> Result<()> {
 /// Removes the drop-in, and its directory if nobody else has a file there.
 pub fn remove(root: &Root, path: &str) {
     let dir = root.resolve(path);
-    let _ = fs::remove_file(dir.join(FILE));
-    let _ = fs::remove_dir(dir);
+    let _ = fs::remove_file(dir.join(NEW));
+    let _ = step("scope.remove").and_then(|()| fs::remove_file(dir.join(FILE)));
+    let _ = step("scope.remove").and_then(|()| fs::remove_dir(dir));
 }
 
 #[cfg(test)]

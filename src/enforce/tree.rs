@@ -11,6 +11,7 @@ use std::io;
 use crate::alloc::plan::Plan;
 use crate::cpuset::{CpuId, CpuSet};
 use crate::error::{Code, Error, Result};
+use crate::failpoint::step;
 use crate::host::cgroup::{Hierarchy, parent_path};
 use crate::host::machine_name::Naming;
 use crate::host::root::Root;
@@ -135,7 +136,7 @@ fn enable_cpuset(root: &Root, dir: &str) -> Result<()> {
 /// Makes a directory; false if it was there.
 fn make_directory(root: &Root, path: &str) -> Result<bool> {
     let real = root.resolve(path);
-    match fs::create_dir(&real) {
+    match step("tree.create").and_then(|()| fs::create_dir(&real)) {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
         Err(error) => Err(Error::io(Code::ConfinementFailed, "create", &real, error)),
@@ -156,7 +157,7 @@ fn remove_below(root: &Root, path: &str, depth: usize) {
             remove_below(root, &child, depth - 1);
         }
     }
-    let _ = fs::remove_dir(root.resolve(path));
+    let _ = step("tree.remove").and_then(|()| fs::remove_dir(root.resolve(path)));
 }
 
 #[cfg(test)]

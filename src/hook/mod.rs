@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::error::{Code, Error, Result};
+use crate::failpoint;
 use crate::host::root::Root;
 use crate::report::Report;
 use crate::xml;
@@ -73,7 +74,9 @@ fn run(root: &Root, operation: Operation) -> Result<()> {
         return Ok(());
     }
     let text = xml::text_of(read_stdin()?)?;
-    let Some(output) = act::act(root, operation, &text)? else { return Ok(()) };
+    let output = act::act(root, operation, &text)?;
+    failpoint::passed("answered");
+    let Some(output) = output else { return Ok(()) };
     let mut stdout = io::stdout().lock();
     match stdout.write_all(output.as_bytes()).and_then(|()| stdout.flush()) {
         // libvirt drops what prepare prints: that a dispatcher does too is no reason to refuse a start that has its lease.

@@ -3,6 +3,7 @@
 
 use std::process::{Command, Stdio};
 
+use crate::failpoint;
 use crate::host::root::Root;
 use crate::report;
 use crate::uuid::DomainUuid;
@@ -14,6 +15,7 @@ pub(super) fn start(root: &Root, command: &str, uuid: DomainUuid) -> Result<(), 
     if !root.is_this_machine() || report::agent_lives(root) {
         return Ok(());
     }
+    failpoint::step("sync.start")?;
     let child = Command::new(command)
         .args(["sync", "--after-stdin", &uuid.to_string()])
         .env_clear()

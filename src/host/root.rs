@@ -13,6 +13,8 @@ use std::path::{Path, PathBuf};
 use nix::errno::Errno;
 
 use crate::error::{Code, Error, Result};
+#[cfg(debug_assertions)]
+use crate::failpoint;
 
 /// No file of the kernel, of libvirt or of ours that we read is longer; a longer one is refused, not read.
 const MAX_FILE_BYTES: u64 = 16 << 20;
@@ -130,12 +132,15 @@ impl Root {
     ///
     /// # Errors
     /// [`Code::HostIo`] with the value, the path and the kernel's reason.
+    #[cfg_attr(debug_assertions, track_caller)]
     pub fn write_kernel_file(&self, path: &str, value: &str) -> Result<()> {
         let file = self.resolve(path);
         let failed = |error| Error::io(Code::HostIo, &format!("write \"{value}\" to"), &file, error);
         if self.is_description() {
             return Err(failed(Errno::EROFS.into()));
         }
+        #[cfg(debug_assertions)]
+        failpoint::kernel_write(std::panic::Location::caller().file()).map_err(failed)?;
         // One write(2): the kernel takes each write as a whole value. (Its files do not mind being truncated, as a shell's
         // redirection does.)
         fs::OpenOptions::new()

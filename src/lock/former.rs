@@ -17,10 +17,11 @@ use serde::{Deserialize, Serialize};
 
 use super::{STATE_DIR, StateLock, denied, replace, text_of_ours};
 use crate::error::{Code, Error, Result};
+use crate::failpoint::{passed, step};
 use crate::host::root::Root;
 
 const VERSION: u32 = 1;
-const FILE: &str = "host.json";
+pub(super) const FILE: &str = "host.json";
 /// Ten thousand interrupts take less than a megabyte.
 const MAX_BYTES: u64 = 4 << 20;
 
@@ -80,9 +81,12 @@ impl StateLock {
     pub fn keep_former(&mut self, former: &Former) -> Result<()> {
         let path = self.dir.join(FILE);
         if former.is_empty() {
-            return match fs::remove_file(&path) {
+            return match step("former.remove").and_then(|()| fs::remove_file(&path)) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => Err(denied("remove", &path, error)),
-                _ => Ok(()),
+                _ => {
+                    passed("former.removed");
+                    Ok(())
+                }
             };
         }
         let Former { exclusive, irqs, units } = former.clone();

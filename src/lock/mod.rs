@@ -16,12 +16,15 @@ use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg, OFlag};
 
 use crate::error::{Code, Error, Result};
+use crate::failpoint;
 use crate::host::root::Root;
 use leases::Leases;
 
@@ -55,33 +58,27 @@ impl StateLock {
         let dir = root.resolve(STATE_DIR);
         ensure_directory(&dir)?;
         let path = dir.join("lock");
-        let mut file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .custom_flags((OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits())
-            .open(&path)
-            .map_err(|error| denied("open", &path, error))?;
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        options.custom_flags((OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits());
+        let opened = failpoint::step("lock.open").and_then(|()| options.open(&path));
+        let file = opened.map_err(|error| denied("open", &path, error))?;
         ours(&path, &file)?;
-        let start = Instant::now();
-        let mut pause = Duration::from_micros(200);
-        loop {
-            match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-                Ok(lock) => return Ok(StateLock { dir, _lock: lock }),
-                Err((back, Errno::EWOULDBLOCK | Errno::EINTR)) => file = back,
-                Err((_, errno)) => return Err(denied("lock", &path, errno.into())),
+        failpoint::passed("lock.wait");
+        let locked = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Err((file, Errno::EWOULDBLOCK | Errno::EINTR)) => wait(file, deadline),
+            locked => locked.map_err(|(_, errno)| errno.into()),
+        };
+        match locked {
+            Ok(lock) => {
+                failpoint::passed("lock.taken");
+                Ok(StateLock { dir, _lock: lock })
             }
-            if start.elapsed() >= deadline {
-                return Err(Error::new(
-                    Code::StateLocked,
-                    format!("{} was held by another process for {} ms", path.display(), deadline.as_millis()),
-                ));
-            }
-            std::thread::sleep(pause.min(deadline.saturating_sub(start.elapsed())));
-            // Short waits first: a holder needs about a millisecond.
-            pause = (pause * 2).min(Duration::from_millis(10));
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => Err(Error::new(
+                Code::StateLocked,
+                format!("{} was held by another process for {} ms", path.display(), deadline.as_millis()),
+            )),
+            Err(error) => Err(denied("lock", &path, error)),
         }
     }
 
@@ -101,6 +98,30 @@ impl StateLock {
         leases.check().map_err(|what| Error::new(Code::Internal, format!("refused to write leases: {what}")))?;
         replace::replace(&self.dir, "leases.json", leases.to_json()?.as_bytes())
     }
+
+    /// Removes what writers left that were killed: with the lock held, nobody is writing.
+    pub fn sweep(&mut self) {
+        for name in [LEASES_FILE, former::FILE, survey::FILE] {
+            replace::sweep(&self.dir, name.rsplit('/').next().unwrap_or(name));
+        }
+    }
+}
+
+/// Waits in the kernel's queue for the lock, where whoever asks again and again does not get ahead of those who wait. A thread
+/// does, as flock(2) knows no deadline: what it gets too late, nobody receives, and that unlocks it.
+fn wait(mut file: File, deadline: Duration) -> io::Result<Flock<File>> {
+    let (sender, receiver) = mpsc::channel();
+    let waiting = move || loop {
+        match Flock::lock(file, FlockArg::LockExclusive) {
+            Err((back, Errno::EINTR)) => file = back,
+            locked => {
+                let _ = sender.send(locked.map_err(|(_, errno)| io::Error::from(errno)));
+                return;
+            }
+        }
+    };
+    thread::Builder::new().spawn(waiting)?;
+    receiver.recv_timeout(deadline).unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
 }
 
 /// The leases without the lock, for those who only look: a replacement is atomic, so they are whole, if maybe outdated.
@@ -166,7 +187,7 @@ fn ensure_directory(dir: &Path) -> Result<()> {
     if let Some(parent) = dir.parent() {
         fs::create_dir_all(parent).map_err(|error| denied("create", parent, error))?;
     }
-    match DirBuilder::new().mode(0o700).create(dir) {
+    match failpoint::step("state.directory").and_then(|()| DirBuilder::new().mode(0o700).create(dir)) {
         Ok(()) => return Ok(()),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
         Err(error) => return Err(denied("create", dir, error)),

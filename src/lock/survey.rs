@@ -32,7 +32,7 @@ use crate::host::{CoreId, LlcId, Topology, process};
 
 /// The form this code writes, and the only one it reads.
 const VERSION: u32 = 1;
-const FILE: &str = "topology.json";
+pub(super) const FILE: &str = "topology.json";
 /// 8192 CPUs take less than 256 KiB.
 const MAX_BYTES: u64 = 1 << 20;
 

@@ -26,6 +26,7 @@ use crate::enforce::isolation::{self, Wanted, partition};
 use crate::enforce::passage::{self, Cgroups};
 use crate::enforce::{binding, pool};
 use crate::error::{Code, Error, Result, printable};
+use crate::failpoint::passed as crash_point;
 use crate::host::process::{self, Process};
 use crate::host::qemu;
 use crate::host::root::Root;
@@ -300,14 +301,3 @@ fn isolate(root: &Root, lease: &Lease, plan: &Plan, held: Option<&mut StateLock>
     crash_point("isolated");
     binding::bind(root, &status, plan)
 }
-
-/// Ends the process here where a test asks for it: only in builds for tests.
-#[cfg(debug_assertions)]
-fn crash_point(at: &str) {
-    if std::env::var_os("VIRT_PIN_CRASH_AT").is_some_and(|wanted| wanted == at) {
-        std::process::abort();
-    }
-}
-
-#[cfg(not(debug_assertions))]
-fn crash_point(_at: &str) {}

@@ -523,12 +523,12 @@ fn fields(mut datagram: &[u8]) -> String {
 
 impl Libvirtd {
     /// The machine says that only these CPUs are online; the kernel goes on as before.
-    fn pretend_online(&self, cpus: &str) {
+    pub(crate) fn pretend_online(&self, cpus: &str) {
         self.put("/run/online", 0o644, format!("{cpus}\n").as_bytes());
         self.exec(&["mount", "--bind", "/run/online", "/sys/devices/system/cpu/online"]).ok();
     }
 
-    fn no_longer_pretend(&self) {
+    pub(crate) fn no_longer_pretend(&self) {
         self.exec(&["umount", "/sys/devices/system/cpu/online"]).ok();
     }
 }

@@ -14,6 +14,7 @@
 //! Where a machine cannot run them they say so and pass; `VIRT_PIN_LIVE=required` makes them fail instead.
 
 mod agent;
+mod crash;
 #[path = "../guest/mod.rs"]
 mod guest;
 mod leases;
@@ -22,6 +23,9 @@ mod lifecycle;
 mod machine;
 mod needs;
 mod neighbours;
+#[path = "../points/mod.rs"]
+mod points;
+mod soak;
 mod stand_in;
 
 use std::fs;

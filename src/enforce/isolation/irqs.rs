@@ -4,6 +4,8 @@
 //! with. The kernel refuses to move some: those it manages itself (one queue of a device for each CPU), and those of CPUs and
 //! timers. They stay, and [`on`] names them. irqbalance may move what it finds; that is documented, not fought.
 
+use std::collections::BTreeSet;
+
 use crate::cpuset::{CpuId, CpuSet};
 use crate::error::{Code, Error, Result};
 use crate::host::root::Root;
@@ -35,6 +37,7 @@ pub(super) fn note(root: &Root, away: &CpuSet, former: &mut Former) -> Result<()
 
 /// Steers what was written down off these CPUs; with none to leave alone, back to where it was, and forgets it.
 pub(super) fn apply(root: &Root, away: &CpuSet, online: &CpuSet, former: &mut Former) {
+    let mut refused = BTreeSet::new();
     for (file, was) in &former.irqs {
         let wanted = match cpus_of(file, was).filter(|_| !away.is_empty()) {
             Some(cpus) => {
@@ -49,11 +52,12 @@ pub(super) fn apply(root: &Root, away: &CpuSet, online: &CpuSet, former: &mut Fo
         let same = |found: &String| found.trim() == wanted || cpus_of(file, found) == cpus_of(file, &wanted);
         if found.is_some_and(|found| !same(&found)) {
             // The kernel has the last word; who asks where interrupts are handled asks the kernel.
-            let _ = root.write_kernel_file(file, &format!("{wanted}\n"));
+            refused.extend(root.write_kernel_file(file, &format!("{wanted}\n")).is_err().then(|| file.clone()));
         }
     }
     if away.is_empty() {
-        former.irqs.clear();
+        // What could not be given back is tried again.
+        former.irqs.retain(|file, _| refused.contains(file));
     }
 }
 

@@ -18,6 +18,7 @@ use super::seats::{PARKED, Seat, seats};
 use crate::alloc::plan::Plan;
 use crate::cpuset::CpuSet;
 use crate::error::{Code, Error, Result};
+use crate::failpoint::step;
 use crate::host::cgroup::{self, Hierarchy, INNER, has_machined, hierarchy};
 use crate::host::process;
 use crate::host::qemu::Status;
@@ -204,7 +205,7 @@ fn seat(root: &Root, status: &Status, base: &str, name: &str, cpus: &CpuSet) -> 
 /// A cgroup for threads.
 fn make(root: &Root, dir: &str) -> Result<()> {
     let path = root.resolve(dir);
-    match fs::create_dir(&path) {
+    match step("partition.create").and_then(|()| fs::create_dir(&path)) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
             return Err(Error::io(Code::IsolationFailed, "create", &path, error));
         }
@@ -220,7 +221,7 @@ fn make(root: &Root, dir: &str) -> Result<()> {
 
 fn remove(root: &Root, dir: &str) -> Result<()> {
     let path = root.resolve(dir);
-    match fs::remove_dir(&path) {
+    match step("partition.remove").and_then(|()| fs::remove_dir(&path)) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             Err(Error::io(Code::IsolationFailed, "remove", &path, error))
         }

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use crate::cpuset::CpuSet;
 use crate::error::{Code, Error, Result};
+use crate::failpoint::step;
 use crate::host::cgroup::{Hierarchy, hierarchy};
 use crate::host::root::Root;
 use crate::lock::former::{Former, FormerUnit};
@@ -143,12 +144,13 @@ fn restore_drop_in(root: &Root, unit: &str, text: Option<&str>) -> Result<()> {
     let dir = root.resolve(&format!("{CONTROL}/{unit}.d"));
     let file = dir.join(DROP_IN);
     let failed = |verb: &str, error| Error::io(Code::IsolationFailed, verb, &file, error);
-    match fs::remove_file(&file) {
+    match step("slices.forget").and_then(|()| fs::remove_file(&file)) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed("remove", error)),
         _ => {}
     }
     if let Some(text) = text {
-        let made = OpenOptions::new().write(true).create_new(true).mode(0o644).open(&file);
+        let made = step("slices.restore")
+            .and_then(|()| OpenOptions::new().write(true).create_new(true).mode(0o644).open(&file));
         return made.and_then(|mut made| made.write_all(text.as_bytes())).map_err(|error| failed("write", error));
     }
     // Only if nobody else has anything there.
@@ -199,6 +201,7 @@ fn tell<'u>(root: &Root, units: impl Iterator<Item = (&'u str, String)>) -> Resu
 }
 
 fn start(root: &Root, unit: &str, cpus: &str) -> io::Result<Child> {
+    step("slices.tell")?;
     Command::new(root.resolve(SYSTEMCTL))
         .args(["--no-ask-password", "--runtime", "set-property", "--", unit])
         .arg(format!("AllowedCPUs={cpus}"))
