@@ -54,9 +54,7 @@ impl View {
             let how = match how {
                 How::Anew => "it would be so if it started anew".to_owned(),
                 How::Moves(moves) if moves.is_empty() => advice.when(),
-                How::Moves(moves) => {
-                    format!("it would be so if {} moved (`virt-pin repack` moves running VMs)", said(moves))
-                }
+                How::Moves(moves) => format!("it would be so if {} moved", said(moves)),
             };
             format!("{}; {how}", advice.sentence())
         });

@@ -255,7 +255,13 @@ fn advise(
         (advice, How::Moves(moves.unwrap_or_default()))
     });
     let fit = quality::fit(&supply, request, plan);
-    advice::View::new(advice.as_ref().map(|(advice, how)| (advice, how)), fit)
+    let mut view = advice::View::new(advice.as_ref().map(|(advice, how)| (advice, how)), fit);
+    if let (Some(view), Some((_, How::Moves(moves)))) = (&mut view, &advice) {
+        if !moves.is_empty() {
+            view.message.push_str("; `virt-pin repack` moves running VMs");
+        }
+    }
+    view
 }
 
 fn describe(request: &Request) -> String {
