@@ -169,6 +169,11 @@ pub fn moves_memory(root: &Root, cgroups: &Cgroups) -> bool {
     !cgroups.v1 && cgroups.own.first().is_some_and(bound) && !cgroups.threads.iter().any(bound)
 }
 
+/// Whether we may look where a process has its memory, as only who may trace it can: it is not moved unseen.
+pub fn sees_memory(root: &Root, pid: u32) -> bool {
+    root.read(&format!("/proc/{pid}/numa_maps")).is_ok_and(|text| !text.is_empty())
+}
+
 /// Takes the domain's memory to these nodes (v2: the kernel moves the pages before the write returns), and looks where it is.
 ///
 /// # Errors

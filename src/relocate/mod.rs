@@ -73,7 +73,7 @@ impl Mobile {
             request.policy.nodes = Some(nodes);
         }
         let moves = Cgroups::of(root, qemu.pid, lease.cgroup.as_deref())?
-            .is_some_and(|cgroups| passage::moves_memory(root, &cgroups));
+            .is_some_and(|cgroups| passage::moves_memory(root, &cgroups) && passage::sees_memory(root, qemu.pid));
         let memory = if moves { MemoryOfMoved::Follows } else { MemoryOfMoved::Stays };
         let iothreads = domain.and_then(|domain| read::iothread_ids(&domain)).unwrap_or_default();
         Ok(Mobile { request, memory, iothreads })

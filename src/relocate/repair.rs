@@ -121,6 +121,10 @@ pub fn repair_one(root: &Root, settings: &Settings, uuid: DomainUuid, memory: Me
     let moved = if offline.is_empty() { None } else { Some(replace(root, settings, lease, memory)) };
     let done = match moved {
         Some(Ok(done)) => Some((done, true)),
+        // It was on its way, and is neither here nor there.
+        Some(Err(why)) if lock::read(root)?.get(uuid).is_some_and(|lease| lease.moving.is_some()) => {
+            Some((Done::Failed(why), true))
+        }
         // There is no other place: it keeps what it has.
         Some(Err(why)) => match held(root, &situation, uuid) {
             Ok(changed) => Some((Done::Degraded { offline, why }, changed.is_some())),

@@ -413,3 +413,80 @@ fn commands_change_definitions() {
     daemon.start_guest("new").ok();
     daemon.destroy("new");
 }
+
+/// As virt-install prints it: another order of elements, its own metadata, devices and clocks that are not ours.
+const AS_INSTALLED: &str = "<domain type='qemu'>
+  <name>tool</name>
+  <uuid>5b1c6f0e-36c6-4f0e-9d4b-3d8b1f2a7c11</uuid>
+  <metadata>
+    <libosinfo:libosinfo xmlns:libosinfo='http://libosinfo.org/xmlns/libvirt/domain/1.0'>
+      <libosinfo:os id='http://debian.org/debian/12'/>
+    </libosinfo:libosinfo>
+    <pin:cpu xmlns:pin='urn:virt-pin:domain:1' policy='dedicated' dedicated-vcpus='0'/>
+  </metadata>
+  <memory>16384</memory>
+  <currentMemory>16384</currentMemory>
+  <vcpu>2</vcpu>
+  <os>
+    <type arch='x86_64' machine='pc'>hvm</type>
+    <boot dev='hd'/>
+  </os>
+  <features>
+    <acpi/>
+    <apic/>
+  </features>
+  <clock offset='utc'>
+    <timer name='rtc' tickpolicy='catchup'/>
+  </clock>
+  <on_reboot>destroy</on_reboot>
+  <devices>
+    <controller type='usb' model='none'/>
+    <console type='pty'/>
+    <memballoon model='none'/>
+  </devices>
+</domain>
+";
+
+/// What tools do to definitions: one starts what it has defined in the same breath, one writes back the whole of what it was
+/// shown with a change of its own (virt-manager), one writes its own document over what stands there each time (Terraform).
+#[test]
+fn tools_keep_policy_and_shape() {
+    let Some(daemon) = Libvirtd::start(&Options::virt_pin(ONE)) else { return };
+    let agent = daemon.start_agent();
+    let define = |xml: &str| {
+        daemon.put("/run/tool.xml", 0o600, xml.as_bytes());
+        daemon.virsh(&["define", "/run/tool.xml"]).ok();
+    };
+    daemon.put("/run/tool.xml", 0o600, AS_INSTALLED.as_bytes());
+    daemon.exec(&["virsh", "-q", "-c", "qemu:///system", "define /run/tool.xml; start tool"]).ok();
+    let leased =
+        |daemon: &Libvirtd| daemon.exec(&["virt-pin", "--json", "lease", "tool"]).ok().contains("\"vcpus\":[1,");
+    assert!(leased(&daemon));
+    daemon.wait_for_topology("tool", TRUE);
+    daemon.destroy("tool");
+
+    let shown = daemon.inactive("tool");
+    assert!(shown.contains("libosinfo:os ") && shown.contains("<on_reboot>destroy</on_reboot>"), "{shown}");
+    define(&shown.replace("<on_reboot>destroy", "<on_reboot>restart"));
+    daemon.wait_for_topology("tool", TRUE);
+    let edited = daemon.inactive("tool");
+    assert!(edited.contains("policy=\"dedicated\"") || edited.contains("policy='dedicated'"), "{edited}");
+    assert_eq!(edited, shown.replace("<on_reboot>destroy", "<on_reboot>restart"), "nothing but the edit");
+
+    for _ in 0..3 {
+        define(AS_INSTALLED);
+        daemon.wait_for_topology("tool", TRUE);
+        daemon.virsh(&["start", "tool"]).ok();
+        assert!(leased(&daemon) && daemon.virsh(&["dumpxml", "tool"]).ok().contains(TRUE));
+        daemon.destroy("tool");
+    }
+    assert_eq!(daemon.inactive("tool"), shown, "the same document, the same definition");
+    // Without the element it is the tool's own again.
+    let plain = AS_INSTALLED.lines().filter(|line| !line.contains("pin:cpu")).collect::<Vec<_>>().join("\n");
+    define(&plain);
+    daemon.wait_until("nothing of ours is left", |daemon| {
+        let xml = daemon.inactive("tool");
+        !xml.contains("virt-pin") && !xml.contains("<topology")
+    });
+    daemon.stop_agent(agent);
+}
