@@ -441,7 +441,7 @@ const AS_INSTALLED: &str = "<domain type='qemu'>
   <on_reboot>destroy</on_reboot>
   <devices>
     <controller type='usb' model='none'/>
-    <console type='pty'/>
+    <serial type='null'/>
     <memballoon model='none'/>
   </devices>
 </domain>
