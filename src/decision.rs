@@ -14,9 +14,7 @@ use crate::alloc::request::{GuestMemory, Pages, Request};
 use crate::alloc::{self, Steps, Supply, check};
 use crate::config::settings::Settings;
 use crate::cpuset::{CpuId, CpuSet};
-use crate::enforce::pool::Claim;
 use crate::error::{Code, Error, Moved, Result, listed, printable};
-use crate::host::machine_name::machine_name;
 use crate::host::root::Root;
 use crate::host::{Topology, cache_id, cgroup, pci, sysfs};
 use crate::lock::leases::{Holds, Lease, Leases, State};
@@ -418,18 +416,6 @@ fn agree(wish: &Dedicated, plan: &Plan) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// Which domains, by machine name, have CPUs beside the shared pool or instead of it.
-pub fn claims(leases: &Leases) -> BTreeMap<String, Claim> {
-    let named = leases.iter().filter_map(|lease| {
-        let claim = match &lease.holds {
-            Holds::Dedicated(_) => Claim::Own,
-            Holds::Static(cpus) | Holds::Degraded { pins: cpus, .. } => Claim::Pinned(cpus.clone()),
-        };
-        Some((machine_name(lease.domain_id?, &lease.name), claim))
-    });
-    named.collect()
 }
 
 /// Why a domain that is pinned to `cpus` by hand is refused beside `owner`.

@@ -238,6 +238,14 @@ const TABLE: &[Row] = &[
         advice: "define the domain from what `virt-pin transform` prints, or name every cache of the host",
     },
     Row {
+        code: Code::TopologyOtherwise,
+        name: "cpu.xml.topology",
+        exit: 29,
+        retry: false,
+        meaning: "the XML tells the guest of other cores than its lease has, and its policy says topology=\"require\"",
+        advice: "`virt-pin define FILE` writes the true ones into the XML, and so does the agent",
+    },
+    Row {
         code: Code::StateLocked,
         name: "state.locked",
         exit: 30,
@@ -276,14 +284,6 @@ const TABLE: &[Row] = &[
         retry: true,
         meaning: "a former QEMU of the same domain is still alive and holds its lease",
         advice: "see what became of the process named in the message; its lease ends with it",
-    },
-    Row {
-        code: Code::TopologyOtherwise,
-        name: "cpu.xml.topology",
-        exit: 29,
-        retry: false,
-        meaning: "the XML tells the guest of other cores than its lease has, and its policy says topology=\"require\"",
-        advice: "`virt-pin define FILE` writes the true ones into the XML, and so does the agent",
     },
     Row {
         code: Code::TopologyUnreadable,

@@ -4,7 +4,6 @@
 //! us, and libvirt for the hook).
 
 use std::collections::BTreeMap;
-use std::process::{Command, Stdio};
 
 use virt::connect::Connect;
 use virt::domain::Domain;
@@ -14,6 +13,7 @@ use virt::sys::{VIR_DOMAIN_AFFECT_LIVE, VIR_DOMAIN_XML_INACTIVE, VIR_DOMAIN_XML_
 
 use crate::cpuset::CpuSet;
 use crate::error::{Code, Error, Result, printable};
+use crate::host::process;
 use crate::uuid::DomainUuid;
 
 /// The daemon that runs the machine's VMs.
@@ -141,7 +141,7 @@ impl Running {
     fn pin_iothread(&self, id: u32, cpus: &CpuSet) -> Result<()> {
         let refused =
             |what: &str| Error::new(Code::LibvirtFailed, format!("cannot pin I/O thread {id} to CPUs {cpus}: {what}"));
-        let output = Command::new("timeout")
+        let output = process::command("timeout")
             // libvirt's calls have no limit of their own, and ours (an alarm) would leave virsh behind.
             .args(["30", "virsh"])
             .args([
@@ -153,11 +153,6 @@ impl Running {
                 &cpus.to_string(),
                 "--live",
             ])
-            // Nothing of whoever called us: neither another virsh nor a variable that libvirt heeds.
-            .env_clear()
-            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
-            .current_dir("/")
-            .stdin(Stdio::null())
             .output()
             .map_err(|error| refused(&format!("virsh: {error}")))?;
         if output.status.success() {

@@ -56,7 +56,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("report", &["error", "host", "lock"]),
     // The tables that it makes pages of, and the names of files.
     ("manual", &["alloc", "config", "error", "hook", "lock"]),
-    ("libvirt", &["cpuset", "error", "uuid"]),
+    ("libvirt", &["cpuset", "error", "host", "uuid"]),
     (
         "agent",
         &[

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use super::voice::Voice;
+use crate::alloc::plan::Plan;
 use crate::config::settings::Settings;
 use crate::enforce::binding;
 use crate::enforce::isolation::{self, partition};
@@ -64,16 +65,18 @@ impl Drift {
         let runs = |uuid: &DomainUuid| leases.get(*uuid).is_some_and(|lease| lease.state == State::Running);
         self.known.retain(|uuid, _| runs(uuid));
         self.suspects.retain(|uuid, _| runs(uuid));
-        // Whose CPUs are offline is held elsewhere, and one that moves is nowhere for long.
-        let online = survey::topology(root).map(|(topology, _)| topology.online().clone());
-        let whole = |lease: &Lease| {
-            lease.moving.is_none()
-                && lease.plan().is_none_or(|plan| online.as_ref().is_ok_and(|online| plan.missing(online).is_empty()))
-        };
-        let running = leases.iter().filter(|lease| lease.state == State::Running && whole(lease));
+        // One that moves is nowhere for long.
+        let running = leases.iter().filter(|lease| lease.state == State::Running && lease.moving.is_none());
         let now = Instant::now();
         let due = |suspects: &BTreeMap<DomainUuid, Instant>, uuid| suspects.get(uuid).is_some_and(|due| *due <= now);
-        let chosen: Vec<&Lease> = running.filter(|lease| which(lease) || due(&self.suspects, &lease.uuid)).collect();
+        let mut chosen: Vec<&Lease> =
+            running.filter(|lease| which(lease) || due(&self.suspects, &lease.uuid)).collect();
+        if !chosen.is_empty() {
+            // Whose CPUs are offline is held elsewhere.
+            let online = survey::topology(root).map(|(topology, _)| topology.online().clone());
+            let whole = |plan: &Plan| online.as_ref().is_ok_and(|online| plan.missing(online).is_empty());
+            chosen.retain(|lease| lease.plan().is_none_or(whole));
+        }
         for lease in chosen {
             let what = match Found::at(root, lease) {
                 Found::Right => {

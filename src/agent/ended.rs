@@ -2,7 +2,7 @@
 
 use super::voice::Voice;
 use crate::config::settings::Settings;
-use crate::decision::{self, Situation};
+use crate::decision::Situation;
 use crate::enforce::{self, isolation, pool};
 use crate::error::Result;
 use crate::host::root::Root;
@@ -27,9 +27,8 @@ pub(super) fn end(root: &Root, voice: &Voice) -> Result<usize> {
     }
     state.replace(&leases)?;
     for (lease, _) in &void {
-        let unowned = |path: &&String| !leases.iter().any(|other| other.cgroup.as_ref() == Some(*path));
-        if let Some(path) = lease.cgroup.as_ref().filter(unowned) {
-            enforce::remove(root, path);
+        if let Some(place) = &lease.cgroup {
+            enforce::remove_unless_held(root, &leases, place);
         }
     }
     if void.iter().any(|(lease, _)| lease.plan().is_some()) {
@@ -49,5 +48,5 @@ pub(super) fn end(root: &Root, voice: &Voice) -> Result<usize> {
 /// VMs without a lease may run where nobody else does now.
 fn widen(root: &Root, leases: &Leases) -> Result<()> {
     let situation = Situation::read(root, &Settings::read(root)?, None)?;
-    pool::hold(root, &decision::claims(leases), &situation.shared_pool(leases))
+    pool::hold(root, leases, &situation.shared_pool(leases))
 }

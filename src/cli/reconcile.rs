@@ -13,7 +13,7 @@ use super::{Context, to_json};
 use crate::alloc::plan::Plan;
 use crate::alloc::policy::{Cores, Fallback};
 use crate::cpuset::{CpuId, CpuSet};
-use crate::decision::{self, Dedicated, Situation, Wish, wish};
+use crate::decision::{Dedicated, Situation, Wish, wish};
 use crate::enforce::binding::{Role, role};
 use crate::enforce::isolation;
 use crate::enforce::{self, pool, remains};
@@ -77,12 +77,12 @@ pub(super) fn reconcile(context: &Context) -> Result<String> {
         }
     }
     state.replace(&leases)?;
-    match remains::sweep(root, &decision::claims(&leases)) {
+    match remains::sweep(root, &leases) {
         Ok(left) => notes.extend(left.into_iter().map(|what| format!("removed, left by a start that is over: {what}"))),
         Err(error) => notes.push(error.message),
     }
     let held = Situation::read(root, &context.settings()?, None)
-        .and_then(|situation| pool::hold(root, &decision::claims(&leases), &situation.shared_pool(&leases)));
+        .and_then(|situation| pool::hold(root, &leases, &situation.shared_pool(&leases)));
     if let Err(error) = held {
         notes.push(format!("VMs without a lease: {}", error.message));
     }

@@ -19,6 +19,7 @@ use crate::error::{Code, Error, Result};
 use crate::host::cgroup::{Hierarchy, has_machined, hierarchy, naming};
 use crate::host::machine_name::Naming;
 use crate::host::root::Root;
+use crate::lock::leases::Leases;
 
 /// How a domain is held to its CPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -102,6 +103,13 @@ pub fn places_of(root: &Root, confinement: &Confinement, partition: Option<&str>
 /// Removes what was made at a place, by whichever way. What has tasks stays.
 pub fn remove(root: &Root, place: &str) {
     if place.starts_with(scope::RUNTIME_UNITS) { scope::remove(root, place) } else { tree::remove(root, place) }
+}
+
+/// The same unless one of these leases has the place: libvirt uses ids again, so another domain may live there by now.
+pub fn remove_unless_held(root: &Root, leases: &Leases, place: &str) {
+    if !leases.iter().any(|lease| lease.cgroup.as_deref() == Some(place)) {
+        remove(root, place);
+    }
 }
 
 #[cfg(test)]

@@ -11,27 +11,41 @@ use super::scope;
 use crate::cpuset::CpuSet;
 use crate::error::{Code, Error, Result};
 use crate::host::cgroup::{Hierarchy, has_machined, hierarchy, naming};
-use crate::host::machine_name::Naming;
+use crate::host::machine_name::{Naming, machine_name};
 use crate::host::root::Root;
+use crate::lock::leases::{Holds, Leases};
 
 /// How deep partitions are looked into.
 const MAX_DEPTH: usize = 8;
 
 /// What a domain with a lease has, by its machine name; whoever is not named has the shared pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Claim {
+pub(super) enum Claim {
     /// CPUs of its own, made physical elsewhere.
     Own,
     /// CPUs that its XML pins it to, beside the shared pool for its other threads.
     Pinned(CpuSet),
 }
 
-/// Holds every domain that is not named as the owner of CPUs to the shared pool.
+/// Which domains, by machine name, have CPUs beside the shared pool or instead of it.
+pub(super) fn claims(leases: &Leases) -> BTreeMap<String, Claim> {
+    let named = leases.iter().filter_map(|lease| {
+        let claim = match &lease.holds {
+            Holds::Dedicated(_) => Claim::Own,
+            Holds::Static(cpus) | Holds::Degraded { pins: cpus, .. } => Claim::Pinned(cpus.clone()),
+        };
+        Some((machine_name(lease.domain_id?, &lease.name), claim))
+    });
+    named.collect()
+}
+
+/// Holds every domain that these leases do not give CPUs of its own to the shared pool.
 ///
 /// # Errors
 /// [`Code::SharedPoolEmpty`] where there are such domains and the pool is empty, with nothing changed;
 /// [`Code::ConfinementFailed`] for the first that could not be held, the others are.
-pub fn hold(root: &Root, claims: &BTreeMap<String, Claim>, pool: &CpuSet) -> Result<()> {
+pub fn hold(root: &Root, leases: &Leases, pool: &CpuSet) -> Result<()> {
+    let claims = claims(leases);
     let Some(hierarchy) = hierarchy(root)? else { return Ok(()) };
     let found = domains(root, &hierarchy);
     let others = found.into_iter().filter_map(|(machine, dir)| match claims.get(&machine) {

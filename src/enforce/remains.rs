@@ -1,20 +1,19 @@
 //! Cgroups and drop-ins that were made for a start and outlived it: whoever was to remove them was killed first.
 //!
 //! They confine nobody, until libvirt uses their name again. What a lease claims stays, and so does what has processes, and
-//! what is so new that the domain may be on its way into it. Who holds leases is not known here.
+//! what is so new that the domain may be on its way into it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs;
 use std::time::Duration;
 
-use super::pool::{self, Claim};
+use super::pool;
 use super::{Confinement, confinement, remove, scope};
 use crate::error::Result;
 use crate::host::cgroup::hierarchy;
 use crate::host::root::Root;
+use crate::lock::leases::{Leases, START_SECS};
 
-/// No start takes longer from here to its first process.
-const START: Duration = Duration::from_secs(120);
 /// How many levels below a domain's cgroup may have its tasks.
 const MAX_DEPTH: usize = 3;
 
@@ -22,7 +21,8 @@ const MAX_DEPTH: usize = 3;
 ///
 /// # Errors
 /// As [`confinement`].
-pub fn sweep(root: &Root, claims: &BTreeMap<String, Claim>) -> Result<Vec<String>> {
+pub fn sweep(root: &Root, leases: &Leases) -> Result<Vec<String>> {
+    let claims = pool::claims(leases);
     let living: Vec<(String, String)> = hierarchy(root)?.map(|found| pool::domains(root, &found)).unwrap_or_default();
     let made = match confinement(root)? {
         Confinement::AtStarted => Vec::new(),
@@ -42,7 +42,7 @@ pub fn sweep(root: &Root, claims: &BTreeMap<String, Claim>) -> Result<Vec<String
 
 fn is_old(root: &Root, place: &str) -> bool {
     let made = fs::symlink_metadata(root.resolve(place)).and_then(|found| found.modified());
-    made.is_ok_and(|made| made.elapsed().is_ok_and(|age| age > START))
+    made.is_ok_and(|made| made.elapsed().is_ok_and(|age| age > Duration::from_secs(START_SECS)))
 }
 
 /// Whether the cgroup or one below it has tasks, or will not say.

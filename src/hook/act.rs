@@ -363,11 +363,10 @@ impl Event<'_> {
         }
     }
 
-    /// Removes a cgroup tree unless a lease has it: libvirt uses ids again, so another may live there by now.
-    pub(super) fn remove_cgroup(&self, leases: &Leases, path: Option<String>) {
-        let unowned = |path: &String| !leases.iter().any(|lease| lease.cgroup.as_ref() == Some(path));
-        if let Some(path) = path.filter(unowned) {
-            enforce::remove(self.root, &path);
+    /// Removes what was made for a start, unless a lease has it.
+    pub(super) fn remove_cgroup(&self, leases: &Leases, place: Option<String>) {
+        if let Some(place) = place {
+            enforce::remove_unless_held(self.root, leases, &place);
         }
     }
 

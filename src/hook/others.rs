@@ -5,7 +5,7 @@
 use super::act::Event;
 use crate::alloc::plan::Plan;
 use crate::config::settings::Settings;
-use crate::decision::{self, Situation};
+use crate::decision::Situation;
 use crate::enforce::{self, Confinement, pool};
 use crate::error::{Code, Error, Result};
 use crate::lock::leases::{Lease, Leases};
@@ -17,7 +17,7 @@ impl Event<'_> {
     /// # Errors
     /// As [`pool::hold`].
     pub(super) fn hold_others(&self, situation: &Situation, leases: &Leases) -> Result<()> {
-        pool::hold(self.root, &decision::claims(leases), &situation.shared_pool(leases))
+        pool::hold(self.root, leases, &situation.shared_pool(leases))
     }
 
     /// The same where it is no reason to fail: it is recorded, and tried again at the next event.

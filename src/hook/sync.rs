@@ -1,9 +1,10 @@
 //! Starts `virt-pin sync` behind libvirt's back: libvirt's live XML is brought in line once libvirt has let go of the VM. Where
 //! an agent lives, it sees the lease and does the same; one that ends in between does so when it is started again.
 
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use crate::failpoint;
+use crate::host::process;
 use crate::host::root::Root;
 use crate::report;
 use crate::uuid::DomainUuid;
@@ -16,11 +17,8 @@ pub(super) fn start(root: &Root, command: &str, uuid: DomainUuid) -> Result<(), 
         return Ok(());
     }
     failpoint::step("sync.start")?;
-    let child = Command::new(command)
+    let child = process::command(command)
         .args(["sync", "--after-stdin", &uuid.to_string()])
-        .env_clear()
-        .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
-        .current_dir("/")
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
         .stderr(Stdio::null())

@@ -2,6 +2,9 @@
 //!
 //! Reads `/proc` under the injected root. It starts, signals and moves nothing.
 
+use std::ffi::OsStr;
+use std::process::{Command, Stdio};
+
 use super::root::Root;
 use crate::cpuset::CpuSet;
 use crate::error::{Code, Error, Result};
@@ -100,6 +103,14 @@ pub fn boot_id(root: &Root) -> Result<String> {
 pub fn uptime_secs(root: &Root) -> u64 {
     let text = root.read_if_exists("/proc/uptime").ok().flatten().unwrap_or_default();
     text.split(['.', ' ']).next().and_then(|seconds| seconds.parse().ok()).unwrap_or(0)
+}
+
+/// A program to be run with nothing of whoever called us: no variable, directory or stdin of theirs, and a path that is the
+/// system's.
+pub fn command(program: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new(program);
+    command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").current_dir("/").stdin(Stdio::null());
+    command
 }
 
 #[cfg(test)]

@@ -41,6 +41,10 @@ use crate::uuid::DomainUuid;
 /// The version this code writes. It reads those before it as well.
 const VERSION: u32 = 2;
 
+/// No start takes longer: between `prepare` and QEMU's birth libvirt sets up devices and runs other hooks, which are seconds,
+/// rarely a minute.
+pub const START_SECS: u64 = 120;
+
 /// Every lease of this host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Leases {
@@ -132,8 +136,6 @@ impl Lease {
 
     /// Whether the domain's start has taken so long that its end may have gone unreported.
     pub fn is_overdue(&self, now: u64) -> bool {
-        /// Between `prepare` and QEMU's birth libvirt sets up devices and runs other hooks: seconds, rarely a minute.
-        const START_SECS: u64 = 120;
         self.state == State::Reserved && now > self.since.saturating_add(START_SECS)
     }
 

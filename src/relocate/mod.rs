@@ -20,13 +20,13 @@ use crate::alloc::relocation::{MemoryOfMoved, same_guest};
 use crate::alloc::request::Request;
 use crate::config::settings::Settings;
 use crate::cpuset::{CpuId, CpuSet};
-use crate::decision::{self, Situation};
+use crate::decision::Situation;
 use crate::definitions;
 use crate::enforce::isolation::{self, Wanted, partition};
 use crate::enforce::passage::{self, Cgroups};
 use crate::enforce::{binding, pool};
 use crate::error::{Code, Error, Result, printable};
-use crate::failpoint::passed as crash_point;
+use crate::failpoint::passed;
 use crate::host::process::{self, Process};
 use crate::host::qemu;
 use crate::host::root::Root;
@@ -91,7 +91,7 @@ pub type Choose<'a> = &'a mut dyn FnMut(&Situation, &Lease, &Mobile) -> Result<P
 pub fn relocate(root: &Root, settings: &Settings, uuid: DomainUuid, choose: Choose<'_>) -> Result<(CpuSet, CpuSet)> {
     let me = me(root)?;
     let lease = begin(root, settings, uuid, me, choose)?;
-    crash_point("begun");
+    passed("begun");
     let to = finish(root, settings, &lease, Way::There)?;
     Ok((lease.plan().map(Plan::exclusive).unwrap_or_default(), to.exclusive()))
 }
@@ -183,7 +183,7 @@ fn begin(root: &Root, settings: &Settings, uuid: DomainUuid, me: Process, choose
     let moving = Lease { moving: Some(Moving { to, by: me }), ..lease.clone() };
     leases.put(moving.clone());
     state.replace(&leases)?;
-    crash_point("recorded");
+    passed("recorded");
     if let Err(error) = make_room(root, &situation, &mut state, &leases) {
         leases.put(lease.clone());
         state.replace(&leases)?;
@@ -222,7 +222,7 @@ fn finish(root: &Root, settings: &Settings, lease: &Lease, way: Way) -> Result<P
             }
         },
     };
-    crash_point("settled");
+    passed("settled");
     let mut state = StateLock::acquire(root, DEADLINE)?;
     let mut leases = state.load()?;
     let Some(now) = leases.get(lease.uuid).filter(|now| now.moving == lease.moving).cloned() else {
@@ -230,7 +230,7 @@ fn finish(root: &Root, settings: &Settings, lease: &Lease, way: Way) -> Result<P
     };
     leases.put(Lease { holds: Holds::Dedicated(plan.clone()), moving: None, ..now });
     state.replace(&leases)?;
-    crash_point("committed");
+    passed("committed");
     // The others only get more: what cannot be given now is given at the next event.
     let _ = make_room(root, &situation, &mut state, &leases);
     drop(state);
@@ -242,7 +242,7 @@ fn finish(root: &Root, settings: &Settings, lease: &Lease, way: Way) -> Result<P
 
 /// Holds everybody without a lease to what these leave, and the host's own work where they ask for that.
 fn make_room(root: &Root, situation: &Situation, state: &mut StateLock, leases: &Leases) -> Result<()> {
-    let held = pool::hold(root, &decision::claims(leases), &situation.shared_pool(leases));
+    let held = pool::hold(root, leases, &situation.shared_pool(leases));
     held.and(isolation::settle(root, state, leases))
 }
 
@@ -266,25 +266,25 @@ fn settle(root: &Root, situation: &Situation, lease: &Lease, plan: &Plan, held: 
     if isolation::is_partition(lease) {
         // What is still one holds threads back; where they then are decides.
         let _ = partition::dissolve(root, &status, held);
-        crash_point("dissolved");
+        passed("dissolved");
     }
     if let Some(cgroups) = Cgroups::of(root, status.pid, place)? {
         passage::write(root, &passage::grown(&cgroups, &plan.allowed()))?;
-        crash_point("grown");
+        passed("grown");
         passage::write(root, &passage::seated(&cgroups, &plan))?;
         passage::gather(root, &cgroups, &status)?;
-        crash_point("seated");
+        passed("seated");
     }
     binding::bind(root, &status, &plan)?;
-    crash_point("bound");
+    passed("bound");
     if let Some(cgroups) = Cgroups::of(root, status.pid, place)? {
         let goes = lease.moving.is_some() && lease.plans().any(|other| other.memory_nodes != plan.memory_nodes);
         if let Some(nodes) = plan.memory_nodes.as_ref().filter(|_| goes && passage::moves_memory(root, &cgroups)) {
             passage::move_memory(root, &cgroups, status.pid, nodes)?;
-            crash_point("memory");
+            passed("memory");
         }
         passage::write(root, &passage::shrunk(&cgroups, &plan.allowed()))?;
-        crash_point("shrunk");
+        passed("shrunk");
     }
     passage::remember(root, place, &plan)?;
     // Threads may have been born meanwhile.
@@ -298,6 +298,6 @@ fn isolate(root: &Root, lease: &Lease, plan: &Plan, held: Option<&mut StateLock>
     }
     let status = status(root, lease)?;
     partition::ensure(root, &status, plan, held)?;
-    crash_point("isolated");
+    passed("isolated");
     binding::bind(root, &status, plan)
 }

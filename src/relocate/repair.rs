@@ -6,7 +6,7 @@
 //! are missing follows from the lease and the machine. A partition is taken apart with a VM that is held so, and made again
 //! once every CPU is there.
 
-use super::{Mobile, Way, begin, crash_point, elsewhere, finish, isolate, me, recover, settle};
+use super::{Mobile, Way, begin, elsewhere, finish, isolate, me, recover, settle};
 use crate::alloc::Supply;
 use crate::alloc::demand::Reserve;
 use crate::alloc::plan::Plan;
@@ -18,6 +18,7 @@ use crate::enforce::binding;
 use crate::enforce::isolation::{self, partition};
 use crate::enforce::passage::{self, Cgroups};
 use crate::error::{Code, Error, Result};
+use crate::failpoint::passed;
 use crate::host::qemu;
 use crate::host::root::Root;
 use crate::lock::leases::{Lease, State};
@@ -148,7 +149,7 @@ fn replace(root: &Root, settings: &Settings, lease: &Lease, memory: MemoryOfMove
         let plan = lease.plan().ok_or_else(|| Error::new(Code::DomainUnknown, "has no CPUs of its own"))?;
         elsewhere_for(situation, settings.autostart_reserve, mobile, plan, memory)
     })?;
-    crash_point("begun");
+    passed("begun");
     let plan = finish(root, settings, &moving, Way::There)?;
     Ok(Done::Moved { from: lease.cpus(), to: plan.exclusive() })
 }

@@ -33,19 +33,11 @@ fn the_agent_is_a_service() {
         let lease: Value = serde_json::from_str(&host.exec(&["virt-pin", "--json", "lease", name]).ok()).unwrap();
         lease["vcpus"].as_array().unwrap().iter().map(ToString::to_string).collect()
     };
-    let cpus = |host: &Host, name: &str| {
-        let threads = host.threads(name);
-        threads.iter().take(4).map(|thread| thread.cpus.clone()).collect::<Vec<_>>()
-    };
-    let shows = |host: &Host, name: &str, cpus: &[String]| {
-        let xml = host.virsh(&["dumpxml", name]).ok();
-        (0..).zip(cpus).all(|(vcpu, cpu)| xml.contains(&format!("<vcpupin vcpu='{vcpu}' cpuset='{cpu}'/>")))
-    };
     host.virsh(&["start", "web"]).ok();
     let web = leased(&host, "web");
-    host.wait_until("the live XML shows the lease", |host| shows(host, "web", &web));
+    host.wait_for_live_pins("web", &web);
     host.virsh(&["start", "big"]).ok();
-    assert_eq!((cpus(&host, "web"), cpus(&host, "big")), (web.clone(), leased(&host, "big")));
+    assert_eq!((host.vcpus("web"), host.vcpus("big")), (web.clone(), leased(&host, "big")));
     let lease = host.exec(&["virt-pin", "lease", "big"]).ok();
     assert!(!lease.contains("Note:"), "{lease}");
 
@@ -55,14 +47,14 @@ fn the_agent_is_a_service() {
     host.sh(&online(0)).ok();
     host.wait_until("it has another CPU", |host| !leased(host, "web").contains(&gone));
     let web = leased(&host, "web");
-    host.wait_until("its vCPUs are there", |host| cpus(host, "web") == web);
-    host.wait_until("the live XML shows it", |host| shows(host, "web", &web));
+    host.wait_until("its vCPUs are there", |host| host.vcpus("web") == web);
+    host.wait_for_live_pins("web", &web);
     host.sh(&online(1)).ok();
-    assert!(web != former && cpus(&host, "web") == web);
+    assert!(web != former && host.vcpus("web") == web);
     // Somebody's hand is put right.
     host.virsh(&["vcpupin", "web", "0", &web[2], "--live"]).ok();
-    host.wait_until("it is moved back", |host| cpus(host, "web") == web);
-    host.wait_until("and its live XML says so", |host| shows(host, "web", &web));
+    host.wait_until("it is moved back", |host| host.vcpus("web") == web);
+    host.wait_for_live_pins("web", &web);
 
     // Debian's daemon ends when it is idle, and its socket starts it again.
     host.exec(&["systemctl", "stop", "libvirtd.service"]).ok();

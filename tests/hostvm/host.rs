@@ -8,6 +8,8 @@ use std::ops::Deref;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use virt_pin::cpuset::CpuSet;
+
 use crate::guest::Guest;
 use crate::image::Image;
 use crate::needs;
@@ -179,6 +181,38 @@ impl Host {
         threads
     }
 
+    /// The process of a VM.
+    #[track_caller]
+    pub(crate) fn qemu(&self, name: &str) -> u32 {
+        self.file(&format!("/run/libvirt/qemu/{name}.pid")).trim().parse().unwrap()
+    }
+
+    /// The CPU of each vCPU.
+    #[track_caller]
+    pub(crate) fn vcpus(&self, name: &str) -> Vec<String> {
+        let vcpus = self.threads(name).into_iter().filter(|thread| thread.name.starts_with("CPU "));
+        vcpus.map(|thread| thread.cpus).collect()
+    }
+
+    /// Each vCPU is on that CPU.
+    #[track_caller]
+    pub(crate) fn assert_vcpus(&self, name: &str, cpus: &[&str]) {
+        assert_eq!(self.vcpus(name), cpus, "{name}");
+    }
+
+    /// Waits until libvirt's live XML pins each vCPU to that CPU: what tells it may still be at it.
+    #[track_caller]
+    pub(crate) fn wait_for_live_pins(&self, name: &str, cpus: &[impl AsRef<str>]) {
+        self.wait_until("the live XML shows the lease", |host| {
+            let xml = host.virsh(&["dumpxml", name]).ok();
+            let pin = |(vcpu, cpu): (u32, &_)| {
+                let cpu: &str = AsRef::as_ref(cpu);
+                format!("<vcpupin vcpu='{vcpu}' cpuset='{cpu}'/>")
+            };
+            (0..).zip(cpus).map(pin).all(|pin| xml.contains(&pin))
+        });
+    }
+
     /// Waits until something holds.
     ///
     /// # Panics
@@ -191,6 +225,12 @@ impl Host {
             std::thread::sleep(Duration::from_millis(100));
         }
     }
+}
+
+/// The CPUs of a list, as the kernel prints it.
+#[track_caller]
+pub(crate) fn set(list: &str) -> CpuSet {
+    CpuSet::parse_kernel_list(list).unwrap()
 }
 
 /// A program of this build without its debugging symbols, which are nine tenths of it.

@@ -5,10 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use virt_pin::cpuset::CpuSet;
 
 use crate::guest::Guest;
-use crate::host::Host;
+use crate::host::{Host, set};
+use crate::leases::CONFIG;
 use crate::shape::{Debian, Shape};
-
-const CONFIG: &str = "pinnable_cpus = \"2-7,10-15\"\n";
 
 /// Every value that isolation may change, as `file:line`: cpusets outside domains, affinities of interrupts, what systemd was
 /// told, and our own files but for the survey of the machine.
@@ -18,10 +17,6 @@ const CHANGEABLE: &str = r"
     find /run/systemd/system /run/systemd/system.control /run/virt-pin -type f ! -name topology.json ! -name leases.json \
         ! -path '*machine-qemu*' -print0 2>/dev/null | sort -z | xargs -0 grep -H ''
     true";
-
-fn set(text: &str) -> CpuSet {
-    CpuSet::parse_kernel_list(text).unwrap()
-}
 
 /// One thread of any process.
 struct Task {

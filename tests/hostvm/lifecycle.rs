@@ -11,11 +11,7 @@ impl Host {
         self.assert_vcpus(name, cpus);
         let list = self.exec(&["virt-pin", "list"]).ok();
         assert!(list.lines().any(|line| line.contains(&format!(" {name} ")) && line.contains(" running ")), "{list}");
-        self.wait_until("the live XML shows the lease", |host| {
-            let xml = host.virsh(&["dumpxml", name]).ok();
-            let mut pins = cpus.iter().enumerate();
-            pins.all(|(vcpu, cpu)| xml.contains(&format!("<vcpupin vcpu='{vcpu}' cpuset='{cpu}'/>")))
-        });
+        self.wait_for_live_pins(name, cpus);
     }
 
     fn wait_for_no_lease_of(&self, name: &str) {

@@ -5,10 +5,9 @@ use std::thread;
 
 use crate::guest::{self, Guest};
 use crate::host::Host;
+use crate::leases::CONFIG;
 use crate::shape::Shape;
 use crate::vm::Output;
-
-const CONFIG: &str = "pinnable_cpus = \"2-7,10-15\"\n";
 
 impl Host {
     /// Moves a VM that runs here to the host with this address.
@@ -28,17 +27,6 @@ impl Host {
     fn runs_alone_or_with(&self, names: &[&str]) -> bool {
         self.holders() == names.iter().map(|name| ((*name).to_owned(), "running".to_owned())).collect::<Vec<_>>()
     }
-
-    #[track_caller]
-    fn assert_xml_pins(&self, name: &str, cpus: &[&str]) {
-        let pins: Vec<_> =
-            cpus.iter().enumerate().map(|(vcpu, cpu)| format!("<vcpupin vcpu='{vcpu}' cpuset='{cpu}'/>")).collect();
-        let tells = |host: &Host| {
-            let xml = host.virsh(&["dumpxml", name]).ok();
-            pins.iter().all(|pin| xml.contains(pin))
-        };
-        self.wait_until("the live XML shows the lease", tells);
-    }
 }
 
 #[test]
@@ -57,7 +45,7 @@ fn there_and_back() {
 
     one.migrate("mover", "10.9.0.2", &[]).ok();
     two.assert_vcpus("mover", &["6", "7"]);
-    two.assert_xml_pins("mover", &["6", "7"]);
+    two.wait_for_live_pins("mover", &["6", "7"]);
     two.assert_vcpus("load", &["2", "3", "4", "5"]);
     assert!(two.runs_alone_or_with(&["load", "mover"]), "{:?}", two.holders());
     one.wait_until("the source has its CPUs back", |host| host.holders().is_empty());
@@ -67,7 +55,7 @@ fn there_and_back() {
     two.migrate("mover", "10.9.0.1", &[]).ok();
     let mover = one.vcpus("mover");
     assert!(mover.iter().all(|cpu| !next.contains(cpu)) && mover.len() == 2, "{mover:?} beside {next:?}");
-    one.assert_xml_pins("mover", &mover.iter().map(String::as_str).collect::<Vec<_>>());
+    one.wait_for_live_pins("mover", &mover);
     assert_eq!(one.vcpus("next"), next);
     two.wait_until("the other has its CPUs back", |host| host.runs_alone_or_with(&["load"]));
     two.assert_vcpus("load", &["2", "3", "4", "5"]);

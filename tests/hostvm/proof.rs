@@ -3,34 +3,13 @@
 use std::collections::BTreeSet;
 
 use crate::guest::{self, Guest};
-use crate::host::Host;
+use crate::host::{Host, set};
+use crate::leases::CONFIG;
 use crate::needs::say;
 use crate::shape::Shape;
 use crate::trace::Run;
 
-/// Cores of both nodes may be handed out (node 0 has CPUs 0-7); the first of each stays with the host.
-const CONFIG: &str = "pinnable_cpus = \"2-7,10-15\"\n";
-
 impl Host {
-    /// The process of a VM.
-    #[track_caller]
-    pub(crate) fn qemu(&self, name: &str) -> u32 {
-        self.file(&format!("/run/libvirt/qemu/{name}.pid")).trim().parse().unwrap()
-    }
-
-    /// The CPU of each vCPU.
-    #[track_caller]
-    pub(crate) fn vcpus(&self, name: &str) -> Vec<String> {
-        let vcpus = self.threads(name).into_iter().filter(|thread| thread.name.starts_with("CPU "));
-        vcpus.map(|thread| thread.cpus).collect()
-    }
-
-    /// Each vCPU is on that CPU.
-    #[track_caller]
-    pub(crate) fn assert_vcpus(&self, name: &str, cpus: &[&str]) {
-        assert_eq!(self.vcpus(name), cpus, "{name}");
-    }
-
     /// Everything about CPUs that the host's cgroups, interrupts and units say, a line each.
     fn fingerprint(&self) -> BTreeSet<String> {
         let script = "cd / && find sys/fs/cgroup -name 'cpuset.*' -o -name cgroup.subtree_control | sort |
@@ -103,9 +82,7 @@ const WAYS: [Way; 5] = [
 ];
 
 fn cpus(list: &str) -> BTreeSet<u16> {
-    let ranges =
-        list.split(',').filter(|range| !range.is_empty()).map(|range| range.split_once('-').unwrap_or((range, range)));
-    ranges.flat_map(|(first, last)| first.parse::<u16>().unwrap()..=last.parse().unwrap()).collect()
+    set(list).iter().map(|cpu| cpu.0).collect()
 }
 
 /// From QEMU's first instruction to its end, beside a VM that keeps its vCPU busy.

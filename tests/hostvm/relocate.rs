@@ -2,25 +2,14 @@
 
 use std::collections::BTreeSet;
 
-use virt_pin::cpuset::CpuSet;
+use virt_pin::cpuset::{CpuId, CpuSet};
 
 use crate::guest::Guest;
-use crate::host::Host;
+use crate::host::{Host, set};
 use crate::leases::CONFIG;
 use crate::shape::{Debian, Shape};
 
-fn set(text: &str) -> CpuSet {
-    CpuSet::parse_kernel_list(text).unwrap()
-}
-
 impl Host {
-    /// The CPUs of a VM's vCPU threads, as the kernel has them.
-    #[track_caller]
-    fn vcpu_cpus(&self, name: &str) -> Vec<String> {
-        let threads = self.threads(name).into_iter().filter(|thread| thread.name.starts_with("CPU "));
-        threads.map(|thread| thread.cpus).collect()
-    }
-
     fn set_online(&self, cpu: u32, online: bool) {
         self.sh(&format!("echo {} >/sys/devices/system/cpu/cpu{cpu}/online", u8::from(online))).ok();
     }
@@ -59,22 +48,22 @@ impl Host {
 fn a_lease_whose_cpu_goes_offline_is_moved_to_a_free_core() {
     let Some(host) = Host::with_virt_pin(Shape::default(), "pinnable_cpus = \"2-7\"\n") else { return };
     host.run(&Guest::new("web").vcpus(4).policy("policy='dedicated'"));
-    assert_eq!(host.vcpu_cpus("web"), ["2", "3", "4", "5"]);
+    assert_eq!(host.vcpus("web"), ["2", "3", "4", "5"]);
     host.set_online(3, false);
     // The kernel lets it run anywhere in the scope, and says nothing.
-    assert_ne!(host.vcpu_cpus("web")[1], "3");
+    assert_ne!(host.vcpus("web")[1], "3");
     let check = host.exec(&["virt-pin", "check"]);
     assert!(check.stdout.contains("CPUs 3 are offline"), "{}", check.stdout);
     let said = host.exec(&["virt-pin", "reconcile"]).ok();
     assert!(said.contains("\"web\": moved from CPUs 2-5 to 4-7"), "{said}");
-    assert_eq!(host.vcpu_cpus("web"), ["6", "7", "4", "5"], "the core that is whole stays");
+    assert_eq!(host.vcpus("web"), ["6", "7", "4", "5"], "the core that is whole stays");
     assert_eq!(host.pins("web"), ["6", "7", "4", "5"]);
     assert_eq!(host.scope("qemu-1-web"), ("0-1,4-15".to_owned(), "0-1,4-15".to_owned()));
     host.set_online(3, true);
     host.exec(&["systemctl", "daemon-reload"]).ok();
     host.run(&Guest::new("second").vcpus(2).policy("policy='dedicated'"));
-    assert_eq!(host.vcpu_cpus("second"), ["2", "3"]);
-    assert_eq!(host.vcpu_cpus("web"), ["6", "7", "4", "5"]);
+    assert_eq!(host.vcpus("second"), ["2", "3"]);
+    assert_eq!(host.vcpus("web"), ["6", "7", "4", "5"]);
     let said = host.exec(&["virt-pin", "reconcile"]).ok();
     assert_eq!(said, "2 leases in all.\n");
     let check = host.exec(&["virt-pin", "check"]).ok();
@@ -92,8 +81,8 @@ fn without_a_free_core_the_vcpu_stays_within_its_lease_and_goes_back() {
     host.set_online(3, false);
     let said = host.exec(&["virt-pin", "reconcile"]).ok();
     assert!(said.contains("\"web\": CPUs 3 are offline and there is no other place (cpu.placement."), "{said}");
-    assert_eq!(host.vcpu_cpus("web"), ["2", "2"]);
-    assert_eq!(host.vcpu_cpus("other"), ["4", "5"]);
+    assert_eq!(host.vcpus("web"), ["2", "2"]);
+    assert_eq!(host.vcpus("other"), ["4", "5"]);
     assert_eq!(host.scope("qemu-1-web").0, "0-2,6-15");
     let list = host.exec(&["virt-pin", "list"]).ok();
     assert!(list.split_whitespace().collect::<Vec<_>>().join(" ").contains("2-3 (3 offline)"), "{list}");
@@ -106,14 +95,14 @@ fn without_a_free_core_the_vcpu_stays_within_its_lease_and_goes_back() {
     host.set_online(3, true);
     let said = host.exec(&["virt-pin", "reconcile"]).ok();
     assert!(said.contains("\"web\": its threads are where its lease says again, on CPUs 2-3"), "{said}");
-    assert_eq!(host.vcpu_cpus("web"), ["2", "3"]);
+    assert_eq!(host.vcpus("web"), ["2", "3"]);
     assert_eq!(host.scope("qemu-1-web"), ("0-3,6-15".to_owned(), "0-3,6-15".to_owned()));
     host.set_online(5, false);
     host.exec(&["systemctl", "restart", "libvirtd"]).ok();
-    host.wait_until("reconnect holds it", |host| host.vcpu_cpus("other") == ["4", "4"]);
+    host.wait_until("reconnect holds it", |host| host.vcpus("other") == ["4", "4"]);
     host.set_online(5, true);
     host.exec(&["systemctl", "restart", "libvirtd"]).ok();
-    host.wait_until("reconnect puts it back", |host| host.vcpu_cpus("other") == ["4", "5"]);
+    host.wait_until("reconnect puts it back", |host| host.vcpus("other") == ["4", "5"]);
 }
 
 /// Wherever the mover is killed, the lease holds both places, nobody is outside it, and the next one brings it to an end.
@@ -121,26 +110,26 @@ fn without_a_free_core_the_vcpu_stays_within_its_lease_and_goes_back() {
 fn a_move_may_end_anywhere() {
     let Some(host) = Host::with_virt_pin(Shape::default(), "pinnable_cpus = \"2-7\"\n") else { return };
     host.run(&Guest::new("web").vcpus(2).policy("policy='dedicated'"));
-    let cpus = |host: &Host| -> BTreeSet<u32> { host.vcpu_cpus("web").iter().flat_map(|cpus| list(cpus)).collect() };
+    let cpus = |host: &Host| set(&host.vcpus("web").join(","));
     for at in ["recorded", "begun", "grown", "seated", "bound", "shrunk", "settled", "committed"] {
-        let before = host.vcpu_cpus("web");
-        let (first, gone): (u32, u32) = (before[0].parse().unwrap(), before[1].parse().unwrap());
+        let before = host.vcpus("web");
+        let (first, gone): (u16, u32) = (before[0].parse().unwrap(), before[1].parse().unwrap());
         host.set_online(gone, false);
         let killed = host.sh(&format!("VIRT_PIN_CRASH_AT={at} virt-pin reconcile"));
         assert_eq!(killed.status, 128 + 6, "{at}: {}{}", killed.stdout, killed.stderr);
         let lease: serde_json::Value =
             serde_json::from_str(&host.exec(&["virt-pin", "--json", "lease", "web"]).ok()).unwrap();
-        let held: BTreeSet<u32> = list(lease["cpus"].as_str().unwrap()).into_iter().collect();
+        let held = set(lease["cpus"].as_str().unwrap());
         // As long as nobody has done anything for it, its homeless thread is where the kernel put it.
         if !matches!(at, "recorded" | "begun" | "grown" | "seated") {
             assert!(cpus(&host).is_subset(&held), "{at}: {:?} {held:?}", cpus(&host));
         }
         if at != "committed" {
-            assert_eq!(lease["moving_to"].as_str().map(|to| list(to).len()), Some(2), "{at}: {lease}");
-            assert!(held.contains(&first) && held.len() == 4, "{at}: {lease}");
+            assert_eq!(lease["moving_to"].as_str().map(|to| set(to).len()), Some(2), "{at}: {lease}");
+            assert!(held.contains(CpuId(first)) && held.len() == 4, "{at}: {lease}");
         }
         let said = host.exec(&["virt-pin", "reconcile"]).ok();
-        let after = host.vcpu_cpus("web");
+        let after = host.vcpus("web");
         assert!(!after.contains(&gone.to_string()) && after[0] != after[1], "{at}: {said}{after:?}");
         let check = host.exec(&["virt-pin", "check"]).ok();
         assert!(!check.contains("FAIL"), "{at}: {check}");
@@ -172,11 +161,11 @@ fn a_vm_that_is_alone_moves_with_its_partitions() {
         host.define(&Guest::new(&format!("wants-{core}")).vcpus(2).policy(&policy));
     }
     for at in ["recorded", "dissolved", "seated", "isolated", "settled", "-"] {
-        let before = host.vcpu_cpus("alone");
+        let before = host.vcpus("alone");
         let moved = host.sh(&format!("VIRT_PIN_CRASH_AT={at} virt-pin repack --for wants-{}", before[0]));
         assert_eq!(moved.status, if at == "-" { 0 } else { 128 + 6 }, "{at}: {}{}", moved.stdout, moved.stderr);
         let said = host.exec(&["virt-pin", "reconcile"]).ok();
-        let after = host.vcpu_cpus("alone");
+        let after = host.vcpus("alone");
         assert!(after[0] != before[0] && after[1] != before[1], "{at}: {after:?} {said}");
         alone(&host, at);
         crate::needs::say(&format!("moved from {before:?} to {after:?}, killed at {at}"));
@@ -190,12 +179,12 @@ fn the_agent_sees_cpus_of_isolated_vms_come_and_go() {
     let Some(host) = Host::with_virt_pin(Shape::default(), "pinnable_cpus = \"2-7\"\n") else { return };
     host.run(&Guest::new("beside").vcpus(4).policy("policy='dedicated' isolation='slices'"));
     host.run(&Guest::new("alone").vcpus(2).policy("policy='dedicated' isolation='partition'"));
-    let (gone, beside): (u32, CpuSet) = (host.vcpu_cpus("alone")[0].parse().unwrap(), host.leased("beside"));
+    let (gone, beside): (u32, CpuSet) = (host.vcpus("alone")[0].parse().unwrap(), host.leased("beside"));
     host.sh("setsid virt-pin agent >/run/agent.log 2>&1 </dev/null &").ok();
     host.set_online(gone, false);
-    host.wait_until("it is held to the other", |host| host.vcpu_cpus("alone")[0] == host.vcpu_cpus("alone")[1]);
+    host.wait_until("it is held to the other", |host| host.vcpus("alone")[0] == host.vcpus("alone")[1]);
     host.set_online(gone, true);
-    host.wait_until("it is back", |host| host.vcpu_cpus("alone")[0] == gone.to_string());
+    host.wait_until("it is back", |host| host.vcpus("alone")[0] == gone.to_string());
     host.wait_until("it is alone again", |host| host.check_line("nothing but \"alone\"").ends_with("PASS"));
     let services = |host: &Host| host.exec(&["systemctl", "show", "--property", "AllowedCPUs", "system.slice"]).ok();
     let kept = |cpus: &CpuSet| format!("AllowedCPUs={}\n", set("0-15").difference(cpus).to_string().replace(',', " "));
@@ -282,8 +271,8 @@ fn running_vms_move_to_make_room() {
     host.run(&dedicated("b", 2));
     host.virsh(&["destroy", "filler"]).ok();
     host.run(&Guest::new("shared"));
-    assert_eq!(host.vcpu_cpus("a"), ["4", "5"]);
-    assert_eq!(host.vcpu_cpus("b"), ["12", "13"]);
+    assert_eq!(host.vcpus("a"), ["4", "5"]);
+    assert_eq!(host.vcpus("b"), ["12", "13"]);
     host.define(&dedicated("big", 4));
     let complaint = host.virsh(&["start", "big"]).refused();
     assert!(complaint.contains("cpu.placement.needs-repack"), "{complaint}");
@@ -307,15 +296,15 @@ done
     assert_eq!(moved.stderr, "moving \"a\" from CPUs 4-5 to 14-15\n");
     assert_eq!(moved.ok(), "Moved \"a\" from CPUs 4-5 to 14-15.\nNow there is room for big.\n");
     host.sh("kill $(cat /run/observer)").ok();
-    assert_eq!(host.vcpu_cpus("a"), ["14", "15"]);
+    assert_eq!(host.vcpus("a"), ["14", "15"]);
     assert_eq!(host.pins("a"), ["14", "15"]);
     host.assert_memory_on("a", 1);
     let seen = observed(&host.file("/run/observed"));
     assert!(seen > 10, "the observer saw {seen} states");
     crate::needs::say(&format!("observed {seen} times while one VM moved"));
     host.virsh(&["start", "big"]).ok();
-    assert_eq!(host.vcpu_cpus("big"), ["4", "5", "6", "7"]);
-    assert_eq!(host.vcpu_cpus("b"), ["12", "13"]);
+    assert_eq!(host.vcpus("big"), ["4", "5", "6", "7"]);
+    assert_eq!(host.vcpus("b"), ["12", "13"]);
     let check = host.exec(&["virt-pin", "check"]).ok();
     assert!(!check.contains("FAIL"), "{check}");
     let said = host.exec(&["virt-pin", "repack"]).ok();
@@ -333,10 +322,10 @@ done
     host.virsh(&["start", "wide"]).refused();
     let said = host.exec(&["virt-pin", "reconcile"]).ok();
     assert!(said.contains("\"a\": moved from CPUs 14-15 to 4-5"), "{said}");
-    assert_eq!((host.vcpu_cpus("a"), host.pins("a")), (list_of(&["4", "5"]), list_of(&["4", "5"])));
+    assert_eq!((host.vcpus("a"), host.pins("a")), (list_of(&["4", "5"]), list_of(&["4", "5"])));
     host.assert_memory_on("a", 0);
     host.virsh(&["start", "wide"]).ok();
-    assert_eq!(host.vcpu_cpus("wide"), ["12", "13", "14", "15"]);
+    assert_eq!(host.vcpus("wide"), ["12", "13", "14", "15"]);
     let check = host.exec(&["virt-pin", "check"]).ok();
     assert!(!check.contains("FAIL"), "{check}");
 }
@@ -354,33 +343,24 @@ fn observed(text: &str) -> usize {
     states.pop();
     for state in &states {
         // `/proc/PID/task/TID/status:Cpus_allowed_list:\tLIST`
-        let mut groups: Vec<(&str, BTreeSet<u32>)> = Vec::new();
+        let mut groups: Vec<(&str, BTreeSet<u16>)> = Vec::new();
         for line in state.lines() {
-            let (pid, cpus) = (line.split('/').nth(2).unwrap(), list(line.rsplit('\t').next().unwrap()));
+            let (pid, cpus) = (line.split('/').nth(2).unwrap(), set(line.rsplit('\t').next().unwrap()));
             if groups.last().is_none_or(|(last, _)| *last != pid) {
                 groups.push((pid, BTreeSet::new()));
             }
-            groups.last_mut().unwrap().1.extend(cpus.into_iter().filter(|cpu| is_pinnable(*cpu)));
+            groups.last_mut().unwrap().1.extend(cpus.iter().map(|cpu| cpu.0).filter(|cpu| is_pinnable(*cpu)));
         }
         let order: Vec<&str> = groups.iter().map(|(pid, _)| *pid).collect();
         assert_eq!(order, [shared, a, b, shared], "{state}");
         // What the one without a lease had both before and after the others.
-        let without: BTreeSet<u32> = groups[0].1.intersection(&groups[3].1).copied().collect();
+        let without: BTreeSet<u16> = groups[0].1.intersection(&groups[3].1).copied().collect();
         let (a, b) = (&groups[1].1, &groups[2].1);
         assert!(a.is_disjoint(b) && a.is_disjoint(&without) && b.is_disjoint(&without), "{state}");
     }
     states.len()
 }
 
-fn is_pinnable(cpu: u32) -> bool {
+fn is_pinnable(cpu: u16) -> bool {
     matches!(cpu, 4..=7 | 12..=15)
-}
-
-/// A kernel list.
-fn list(text: &str) -> Vec<u32> {
-    let range = |part: &str| {
-        let (from, to) = part.split_once('-').unwrap_or((part, part));
-        Some(from.trim().parse::<u32>().ok()?..=to.trim().parse().ok()?)
-    };
-    text.split(',').filter_map(range).flatten().collect()
 }

@@ -9,13 +9,14 @@
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::cpuset::CpuSet;
 use crate::error::{Code, Error, Result};
 use crate::failpoint::step;
 use crate::host::cgroup::{Hierarchy, hierarchy};
+use crate::host::process;
 use crate::host::root::Root;
 use crate::lock::former::{Former, FormerUnit};
 
@@ -202,13 +203,9 @@ fn tell<'u>(root: &Root, units: impl Iterator<Item = (&'u str, String)>) -> Resu
 
 fn start(root: &Root, unit: &str, cpus: &str) -> io::Result<Child> {
     step("slices.tell")?;
-    Command::new(root.resolve(SYSTEMCTL))
+    process::command(root.resolve(SYSTEMCTL))
         .args(["--no-ask-password", "--runtime", "set-property", "--", unit])
         .arg(format!("AllowedCPUs={cpus}"))
-        .env_clear()
-        .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
-        .current_dir("/")
-        .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()
