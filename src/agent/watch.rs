@@ -138,7 +138,7 @@ impl Watch {
             if self.watched.values().any(|(path, about, _)| *path == wanted && about.is_some()) {
                 continue;
             }
-            let changes = AddWatchFlags::IN_MOVED_TO
+            let mut changes = AddWatchFlags::IN_MOVED_TO
                 | AddWatchFlags::IN_MOVED_FROM
                 | AddWatchFlags::IN_CLOSE_WRITE
                 | AddWatchFlags::IN_CREATE
@@ -146,6 +146,10 @@ impl Watch {
                 | AddWatchFlags::IN_DELETE_SELF
                 | AddWatchFlags::IN_MOVE_SELF
                 | AddWatchFlags::IN_ONLYDIR;
+            if about == About::Running {
+                // A daemon that follows one that was killed finds [`DRIVER`] there, writes into it and keeps it open.
+                changes |= AddWatchFlags::IN_MODIFY;
+            }
             if let Ok(descriptor) = self.inotify.add_watch(&wanted, changes) {
                 self.watched.insert(raw(descriptor), (wanted, Some(about), descriptor));
                 continue;
