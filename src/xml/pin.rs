@@ -2,7 +2,8 @@
 //! guest's NUMA cells with the nodes of their memory where the document has none.
 //!
 //! These are the elements we own; nothing else is touched, and cells or a `<numatune>` that the document has are its own
-//! (but for saying what it left to `<vcpu placement='auto'>`, which we take away).
+//! (but for saying what it left to `<vcpu placement='auto'>`, which we take away), unless it came with a shape of ours: such a
+//! `<numatune>` follows the plan.
 //! Each pin is changed where it stands, spelled as before if it already says the right thing, so a second run changes
 //! nothing. What is missing goes where libvirt itself would print it. Pins may be spread over several `<cputune>` (libvirt
 //! merges them); of several `<vcpu>`, `<cpu>` or `<topology>` the first counts and the others are nobody's.
@@ -44,6 +45,8 @@ pub fn rewrite(domain: &Domain<'_>, plan: &Plan, scope: Scope) -> Result<EditLis
     } else {
         vcpu(domain, plan, &mut changes);
         cputune(domain, plan, &mut changes)?;
+        // With a shape it is made anew.
+        numa::rebind(domain, plan, &mut changes);
     }
     if scope != Scope::PlacementOnly {
         guest_view(domain, plan, &mut changes)?;
