@@ -131,6 +131,9 @@ impl Agent {
                 Err(error) => self.voice.fail(&error),
             }
         }
+        if wake.cpus {
+            self.after_cpus_changed();
+        }
         let leases = match lock::read(&self.root) {
             Ok(leases) => leases,
             Err(error) => {
@@ -140,9 +143,6 @@ impl Agent {
         };
         if wake.leases || wake.daemon {
             self.mirror(&leases);
-        }
-        if wake.cpus {
-            self.after_cpus_changed();
         }
         let all = all || wake.leases || wake.cpus || wake.configuration;
         let which = |lease: &Lease| all || wake.running.contains(&lease.name);

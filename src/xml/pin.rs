@@ -14,6 +14,7 @@ use roxmltree::Node;
 
 use super::edit::{Edit, EditList};
 use super::layout::{CPU, CPUTUNE, Element, Layout, ROOT, rank};
+use super::read::Pins;
 use super::{Domain, numa, number_attribute, read, topology};
 use crate::alloc::plan::Plan;
 use crate::cpuset::CpuSet;
@@ -52,6 +53,19 @@ pub fn rewrite(domain: &Domain<'_>, plan: &Plan, scope: Scope) -> Result<EditLis
         guest_view(domain, plan, &mut changes)?;
     }
     changes.into_edits()
+}
+
+/// The pins of the plan that a running domain's document does not say.
+///
+/// # Errors
+/// As [`read::pins`].
+pub fn unsaid(live: &Domain<'_>, plan: &Plan) -> Result<Pins> {
+    let said = read::pins(live)?;
+    let vcpus = plan.vcpu_places().filter(|(vcpu, cpus)| said.vcpus.get(vcpu) != Some(cpus)).collect();
+    let emulator = Some(&plan.emulator).filter(|cpus| said.emulator.as_ref() != Some(cpus)).cloned();
+    let iothreads = read::iothread_ids(live)?.into_iter().filter(|id| said.iothreads.get(id) != Some(&plan.iothreads));
+    let iothreads = iothreads.map(|id| (id, plan.iothreads.clone())).collect();
+    Ok(Pins { vcpus, emulator, iothreads })
 }
 
 fn check(domain: &Domain<'_>, plan: &Plan) -> Result<()> {
