@@ -24,7 +24,13 @@ fn generated() -> (tempfile::TempDir, Vec<PathBuf>) {
     let dir = tempfile::tempdir().unwrap();
     let output = Command::new(env!("CARGO_BIN_EXE_virt-pin")).arg("manuals").arg(dir.path()).output().unwrap();
     assert!(output.status.success(), "{output:?}");
-    let names = ["man1/virt-pin.1", "man5/virt-pin.toml.5", "man7/virt-pin-policy.7", "man8/virt-pin-hook.8"];
+    let names = [
+        "man1/virt-pin.1",
+        "man5/virt-pin.toml.5",
+        "man7/virt-pin-policy.7",
+        "man8/virt-pin-hook.8",
+        "man7/virt-pin-codes.7",
+    ];
     let pages = names.map(|name| dir.path().join(name));
     (dir, pages.to_vec())
 }

@@ -80,6 +80,9 @@ pub(super) fn check(context: &Context) -> Result<Answer> {
         Ok(settings) => {
             let files = if settings.files.is_empty() { "no file".to_owned() } else { settings.files.join(", ") };
             findings.pass("config", "can be understood", files);
+            let idle: Vec<_> = settings.idle_sections().collect();
+            let worry = format!("{}: without policy = \"dedicated\" a section asks for no CPUs", idle.join(", "));
+            findings.unless("config", "every [[domain]] says its policy", (!idle.is_empty()).then_some(worry));
             Some(settings)
         }
         Err(error) => {
@@ -201,6 +204,9 @@ fn domains(context: &Context, settings: &Settings, findings: &mut Findings) {
     let unusable: Vec<_> = unusable.collect();
     let worry = format!("{} (no place is set aside for what a file defines)", unusable.join("; "));
     findings.unless("domain", "every definition can be understood", (!unusable.is_empty()).then_some(worry));
+    let vain = definitions::in_vain(&context.root);
+    let said: Vec<_> = vain.iter().map(|(name, said)| format!("\"{}\": {said}", printable(name))).collect();
+    findings.unless("domain", "every policy says what it is", (!said.is_empty()).then(|| said.join("; ")));
     // That the host cannot be read is said already.
     let Ok(situation) = Situation::read(&context.root, settings, None) else { return };
     let demand = Demand::new(&situation.supply(), found.dedicated);
@@ -472,8 +478,12 @@ fn intruders(root: &Root, leases: &Leases, findings: &mut Findings) {
             worries.push(format!("\"{}\" may run on leased CPUs {reach}", printable(name)));
         }
     }
-    let worry = (!worries.is_empty())
-        .then(|| format!("{} (this version does not confine VMs without a lease)", worries.join("; ")));
+    let worry = (!worries.is_empty()).then(|| {
+        format!(
+            "{} (it came past the hook, or was moved since: `virt-pin reconcile` puts it where it belongs)",
+            worries.join("; ")
+        )
+    });
     findings.unless("lease", "no other VM may run on leased CPUs", worry);
 }
 

@@ -8,7 +8,7 @@ use crate::alloc::plan::{PlacedCell, Plan};
 use crate::alloc::policy::Irqs;
 use crate::alloc::repack::Extent;
 use crate::alloc::request::Request;
-use crate::alloc::{self, quality};
+use crate::alloc::{self, check, quality};
 use crate::cpuset::{CpuId, CpuSet};
 use crate::decision::{self, Dedicated, Situation, Wish};
 use crate::definitions;
@@ -144,7 +144,9 @@ pub(super) fn explain(context: &Context, text: &str, arrival: Arrival) -> Result
         interrupts: Vec::new(),
         tells_otherwise: false,
     };
-    let failed = match wish.map_err(|error| decision::about(error, &identity.name, None))? {
+    let wish = wish.map_err(|error| decision::about(error, &identity.name, None))?;
+    view.steps.extend(decision::in_vain(&domain));
+    let failed = match wish {
         Wish::Dedicated(wish) => dedicated(context, &domain, &identity, (&wish, arrival), &mut view)?,
         Wish::Static(cpus) => by_hand(context, &identity, &cpus, &mut view)?,
         Wish::Shared => {
@@ -196,6 +198,10 @@ fn dedicated(
     }
     let existing = lease.and_then(Lease::plan);
     let situation = situation.beside(&leases, identity.uuid);
+    if let Some(held) = existing.filter(|plan| check::check(&situation.supply(), &wish.request, plan).is_err()) {
+        let cpus = held.exclusive();
+        steps.push(format!("it holds CPUs {cpus}, which is not what is asked for now; the rest is about a new start"));
+    }
     let entering = arrival == Arrival::Migration;
     let planned = realtime::check(domain, &wish.request)
         .and_then(|()| cookie::check(&context.root, &wish.request.policy))
