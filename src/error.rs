@@ -331,7 +331,7 @@ const TABLE: &[Row] = &[
         exit: 61,
         retry: false,
         meaning: "a thread of the VM is not where its lease says and could not be moved there",
-        advice: "the message names the thread, its CPUs and the wanted ones",
+        advice: "find out who moved the thread named in the message (a hook script, taskset, numad), or from QEMU's log why it ended; then start the VM again",
     },
     Row {
         code: Code::IsolationFailed,
@@ -339,7 +339,7 @@ const TABLE: &[Row] = &[
         exit: 62,
         retry: false,
         meaning: "the host's own work could not be kept off the VM's CPUs",
-        advice: "the message names the cgroup, unit or file and what was found there",
+        advice: "mend the cgroup, unit or file named in the message, or take CPUs out of pinnable_cpus",
     },
     Row {
         code: Code::CoreSched,
@@ -363,7 +363,7 @@ const TABLE: &[Row] = &[
         exit: 71,
         retry: false,
         meaning: "installing would destroy somebody else's hook script",
-        advice: "move it to the qemu.d/ directory beside it, or call virt-pin-hook from it",
+        advice: "give it another name in qemu.d/; before libvirt 6.5, which has no qemu.d/, have one script call both",
     },
 ];
 

@@ -45,9 +45,9 @@ struct View<'a> {
     /// Device interrupts that are handled on its CPUs now, where its policy wants them away.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     interrupts: Vec<String>,
-    /// The guest's own topology is another than the plan's.
-    #[serde(skip)]
-    tells_otherwise: bool,
+    /// How what its XML tells the guest is not what the plan has.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    told: Option<String>,
 }
 
 fn plan_view<S: serde::Serializer>(plan: &Option<Plan>, serializer: S) -> std::result::Result<S::Ok, S::Error> {
@@ -142,7 +142,7 @@ pub(super) fn explain(context: &Context, text: &str, arrival: Arrival) -> Result
         refused: None,
         advice: None,
         interrupts: Vec::new(),
-        tells_otherwise: false,
+        told: None,
     };
     let wish = wish.map_err(|error| decision::about(error, &identity.name, None))?;
     view.steps.extend(decision::in_vain(&domain));
@@ -221,7 +221,7 @@ fn dedicated(
                 // Those of a plan are steered when it starts; what is left with a lease cannot be.
                 view.interrupts = irqs::on(&context.root, &plan.exclusive()).unwrap_or_default();
             }
-            view.tells_otherwise = shape::difference(domain, &plan).is_some();
+            view.told = shape::difference(domain, &plan);
             view.advice = advise(&situation, &wish.request, &plan, (&leases, identity.uuid));
             view.plan = Some(plan);
             return Ok(None);
@@ -319,10 +319,8 @@ fn render(view: &View<'_>) -> String {
         };
         out.push_str(&format!("  note: interrupts {} {what}\n", printable(&view.interrupts.join(", "))));
     }
-    if view.tells_otherwise {
-        out.push_str(
-            "  note: the XML tells the guest otherwise; `virt-pin transform --shape-only` prints what would not\n",
-        );
+    if let Some(told) = &view.told {
+        out.push_str(&format!("  note: {}; `virt-pin define` corrects it, and so does the agent\n", printable(told)));
     }
     out
 }
