@@ -421,7 +421,9 @@ fn described(file: &Path, option: &str) -> Result<Root> {
     let mut text = String::new();
     std::fs::File::open(file)
         .and_then(|open| open.take(description::MAX_BYTES as u64 + 1).read_to_string(&mut text))
-        .map_err(|error| Error::io(Code::Usage, "read", file, error))?;
+        .map_err(|error| {
+        Error::io(Code::Usage, "read", file, error).with_hint("name a file that `virt-pin gather FILE` has written")
+    })?;
     description::parse(&text).map_err(|error| {
         Error::new(Code::Usage, format!("{option} {}: {}", file.display(), error.message))
             .with_hint("make the file with `virt-pin gather FILE` on the machine it describes")

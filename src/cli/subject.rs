@@ -66,7 +66,12 @@ pub(super) fn file(path: &str) -> Result<String> {
         };
         Error::io(code, "read", path.as_ref(), error).with_hint(hint)
     })?;
-    xml::text_of(bytes)
+    let text = xml::text_of(bytes).and_then(|text| Domain::parse(&text).map(drop).map(|()| text));
+    text.map_err(|mut error| {
+        let place = if path == "-" { "stdin" } else { path };
+        error.message = format!("{}: {}", printable(place), error.message);
+        error
+    })
 }
 
 /// libvirt's persistent definition of a domain.

@@ -1,13 +1,13 @@
 //! What was asked for: the command line, domain XML, policies.
 
-use super::Entry;
+use super::{Entry, messages};
 
 pub(super) const USAGE: Entry = Entry {
     means: "An option, an argument or a file named on the command line is not what the command takes. Nothing was done.",
     look: &["`virt-pin help`: every command", "`virt-pin help COMMAND`: its arguments and options"],
     remedies: &["Correct the word that the message names."],
     passes: "No.",
-    example: include_str!("../messages/usage"),
+    example: messages::USAGE,
 };
 
 pub(super) const CHECK_FAILED: Entry = Entry {
@@ -17,7 +17,7 @@ pub(super) const CHECK_FAILED: Entry = Entry {
     look: &["`virt-pin check`: the lines themselves", "`virt-pin --json check`: the same for programs"],
     remedies: &["Do what each FAIL line says, and run `virt-pin check` again."],
     passes: "Some of it: a lease whose VM has died is ended at the next start or stop of any VM.",
-    example: include_str!("../messages/check.failed"),
+    example: messages::CHECK_FAILED,
 };
 
 pub(super) const DOMAIN_INVALID: Entry = Entry {
@@ -33,7 +33,7 @@ pub(super) const DOMAIN_INVALID: Entry = Entry {
         "A dispatcher of hook scripts has to hand its stdin on unchanged, and to each script anew.",
     ],
     passes: "No.",
-    example: include_str!("../messages/domain.xml.invalid"),
+    example: messages::DOMAIN_XML_INVALID,
 };
 
 pub(super) const DOMAIN_UNKNOWN: Entry = Entry {
@@ -51,7 +51,7 @@ pub(super) const DOMAIN_UNKNOWN: Entry = Entry {
          otherwise stop it and start it again.",
     ],
     passes: "No.",
-    example: include_str!("../messages/domain.not-found"),
+    example: messages::DOMAIN_NOT_FOUND,
 };
 
 pub(super) const POLICY_INVALID: Entry = Entry {
@@ -67,7 +67,7 @@ pub(super) const POLICY_INVALID: Entry = Entry {
         "`realtime=\"yes\"` needs elements in the XML; `virt-pin define FILE` and `virt-pin enable DOMAIN` write them.",
     ],
     passes: "No.",
-    example: include_str!("../messages/cpu.policy.invalid"),
+    example: messages::CPU_POLICY_INVALID,
 };
 
 pub(super) const POLICY_UNSUPPORTED: Entry = Entry {
@@ -75,7 +75,7 @@ pub(super) const POLICY_UNSUPPORTED: Entry = Entry {
     look: &["`virt-pin explain DOMAIN`: the same answer without a start", "`man virt-pin-policy`: what there is"],
     remedies: &["Leave the attribute out, or follow the hint."],
     passes: "No; a later version may do it.",
-    example: include_str!("../messages/cpu.policy.unsupported"),
+    example: messages::CPU_POLICY_UNSUPPORTED,
 };
 
 pub(super) const POLICY_DENIED: Entry = Entry {
@@ -87,7 +87,7 @@ pub(super) const POLICY_DENIED: Entry = Entry {
     ],
     remedies: &["Ask for less, or have the operator change the limit."],
     passes: "No.",
-    example: include_str!("../messages/cpu.policy.denied"),
+    example: messages::CPU_POLICY_DENIED,
 };
 
 pub(super) const STALE_PINS: Entry = Entry {
@@ -105,7 +105,7 @@ pub(super) const STALE_PINS: Entry = Entry {
         "The agent takes them out of definitions by itself: `systemctl enable --now virt-pin-agent`.",
     ],
     passes: "Only if the pins happen to name CPUs that become free and that the policy can have.",
-    example: include_str!("../messages/cpu.xml.stale-pins"),
+    example: messages::CPU_XML_STALE_PINS,
 };
 
 pub(super) const TOPOLOGY_OTHERWISE: Entry = Entry {
@@ -122,7 +122,7 @@ pub(super) const TOPOLOGY_OTHERWISE: Entry = Entry {
          faster than that: start it again.",
     ],
     passes: "With the agent running, yes: at the next start.",
-    example: include_str!("../messages/cpu.xml.topology"),
+    example: messages::CPU_XML_TOPOLOGY,
 };
 
 pub(super) const STALE_CACHES: Entry = Entry {
@@ -137,5 +137,5 @@ pub(super) const STALE_CACHES: Entry = Entry {
         "Or allocate in every cache of the host alike, so that it does not matter where the VM is.",
     ],
     passes: "Only if other CPUs become free.",
-    example: include_str!("../messages/cpu.xml.stale-caches"),
+    example: messages::CPU_XML_STALE_CACHES,
 };

@@ -1,6 +1,6 @@
 //! What was to be done and did not succeed, and faults of our own.
 
-use super::Entry;
+use super::{Entry, messages};
 
 pub(super) const INTERNAL: Entry = Entry {
     means: "A fault in virt-pin: it found that it was about to do something that it must never do, and did not do it. A start is \
@@ -11,7 +11,7 @@ pub(super) const INTERNAL: Entry = Entry {
     ],
     remedies: &["Report it with the message and the output of `virt-pin gather --state`."],
     passes: "Do not count on it.",
-    example: include_str!("../messages/internal"),
+    example: messages::INTERNAL,
 };
 
 pub(super) const CONFINEMENT: Entry = Entry {
@@ -27,7 +27,7 @@ pub(super) const CONFINEMENT: Entry = Entry {
         "The path and the kernel's reason in the message say the rest.",
     ],
     passes: "Only if somebody else's change does.",
-    example: include_str!("../messages/enforce.confinement"),
+    example: messages::ENFORCE_CONFINEMENT,
 };
 
 pub(super) const THREAD: Entry = Entry {
@@ -44,7 +44,7 @@ pub(super) const THREAD: Entry = Entry {
         "`virt-pin reconcile` repairs a VM that runs, and with `repair_drift = true` the agent does.",
     ],
     passes: "At the next start, if whoever moved the thread does not do it again.",
-    example: include_str!("../messages/enforce.thread"),
+    example: messages::ENFORCE_THREAD,
 };
 
 pub(super) const ISOLATION: Entry = Entry {
@@ -62,7 +62,7 @@ pub(super) const ISOLATION: Entry = Entry {
         "docs/isolation.md says what the kernel refuses, and why.",
     ],
     passes: "When leases of other isolated VMs end, if it was for want of a CPU.",
-    example: include_str!("../messages/enforce.isolation"),
+    example: messages::ENFORCE_ISOLATION,
 };
 
 pub(super) const CORE_SCHED: Entry = Entry {
@@ -77,7 +77,7 @@ pub(super) const CORE_SCHED: Entry = Entry {
         "Or leave `core-sched` out, and keep `cores=\"whole\"`, the default: then no two VMs share a core anyway.",
     ],
     passes: "No.",
-    example: include_str!("../messages/enforce.core-sched"),
+    example: messages::ENFORCE_CORE_SCHED,
 };
 
 pub(super) const LIBVIRT: Entry = Entry {
@@ -92,7 +92,7 @@ pub(super) const LIBVIRT: Entry = Entry {
         "Start the daemon, then do it again: `virt-pin sync DOMAIN` brings one VM's live XML in line, and the agent all of them.",
     ],
     passes: "Yes, when libvirt answers again.",
-    example: include_str!("../messages/libvirt.failed"),
+    example: messages::LIBVIRT_FAILED,
 };
 
 pub(super) const INSTALL_CONFLICT: Entry = Entry {
@@ -106,5 +106,5 @@ pub(super) const INSTALL_CONFLICT: Entry = Entry {
         "Before libvirt 6.5: one script has to call both; see hooks/README.md.",
     ],
     passes: "No.",
-    example: include_str!("../messages/install.conflict"),
+    example: messages::INSTALL_CONFLICT,
 };

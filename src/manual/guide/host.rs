@@ -1,6 +1,6 @@
 //! The host: what cannot be read of it, or what it cannot do.
 
-use super::Entry;
+use super::{Entry, messages};
 
 pub(super) const TOPOLOGY_UNREADABLE: Entry = Entry {
     means: "Which CPUs there are, or which of them are online, could not be read from /sys. Nothing is handed out by guess, so \
@@ -15,7 +15,7 @@ pub(super) const TOPOLOGY_UNREADABLE: Entry = Entry {
         "Otherwise report it, with what `virt-pin gather` writes.",
     ],
     passes: "No.",
-    example: include_str!("../messages/host.topology.unreadable"),
+    example: messages::HOST_TOPOLOGY_UNREADABLE,
 };
 
 pub(super) const IO: Entry = Entry {
@@ -30,7 +30,7 @@ pub(super) const IO: Entry = Entry {
         "A file that is there already is never overwritten: name another one.",
     ],
     passes: "If its reason does.",
-    example: include_str!("../messages/host.io"),
+    example: messages::HOST_IO,
 };
 
 pub(super) const ISOLATION_UNSUPPORTED: Entry = Entry {
@@ -45,7 +45,7 @@ pub(super) const ISOLATION_UNSUPPORTED: Entry = Entry {
         "Boot with cgroup v2 (`systemd.unified_cgroup_hierarchy=1`), or a newer kernel, as the message says.",
     ],
     passes: "No.",
-    example: include_str!("../messages/host.isolation.unsupported"),
+    example: messages::HOST_ISOLATION_UNSUPPORTED,
 };
 
 pub(super) const CONFIG_INVALID: Entry = Entry {
@@ -58,5 +58,5 @@ pub(super) const CONFIG_INVALID: Entry = Entry {
     ],
     remedies: &["Correct the line. Nothing has to be restarted: the files are read at each event."],
     passes: "No.",
-    example: include_str!("../messages/config.invalid"),
+    example: messages::CONFIG_INVALID,
 };

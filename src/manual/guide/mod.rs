@@ -7,6 +7,7 @@
 mod asked;
 mod deeds;
 mod host;
+mod messages;
 mod room;
 mod state;
 

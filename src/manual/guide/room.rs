@@ -1,6 +1,6 @@
 //! Room: requests that are in order, and for which there is no place.
 
-use super::Entry;
+use super::{Entry, messages};
 
 pub(super) const SHORTAGE: Entry = Entry {
     means: "The request is in order and this host could honour it, but not now: too few of the CPUs it may hand out are free. \
@@ -17,7 +17,7 @@ pub(super) const SHORTAGE: Entry = Entry {
         "Ask for less: fewer vCPUs, or `cores=\"thread\"` where siblings may go to others.",
     ],
     passes: "Yes, when enough are free: at the end of other VMs.",
-    example: include_str!("../messages/cpu.placement.shortage"),
+    example: messages::CPU_PLACEMENT_SHORTAGE,
 };
 
 pub(super) const NEEDS_REPACK: Entry = Entry {
@@ -34,7 +34,7 @@ pub(super) const NEEDS_REPACK: Entry = Entry {
         "Or ask for less: `numa=\"prefer\"` and `cache=\"prefer\"` in place of `single`.",
     ],
     passes: "Perhaps, when VMs that lie in the way end.",
-    example: include_str!("../messages/cpu.placement.needs-repack"),
+    example: messages::CPU_PLACEMENT_NEEDS_REPACK,
 };
 
 pub(super) const UNSATISFIABLE: Entry = Entry {
@@ -50,7 +50,7 @@ pub(super) const UNSATISFIABLE: Entry = Entry {
         "Hand out whole cores: with each CPU in `pinnable_cpus` its siblings.",
     ],
     passes: "No. CPUs that are offline count again once they are back.",
-    example: include_str!("../messages/cpu.placement.unsatisfiable"),
+    example: messages::CPU_PLACEMENT_UNSATISFIABLE,
 };
 
 pub(super) const MEMORY_SHORTAGE: Entry = Entry {
@@ -66,7 +66,7 @@ pub(super) const MEMORY_SHORTAGE: Entry = Entry {
         "`memory=\"any\"` in the policy takes memory from wherever it is, which is slower.",
     ],
     passes: "Yes, when memory on those nodes becomes free.",
-    example: include_str!("../messages/cpu.numa.memory-shortage"),
+    example: messages::CPU_NUMA_MEMORY_SHORTAGE,
 };
 
 pub(super) const STATIC_CONFLICT: Entry = Entry {
@@ -79,7 +79,7 @@ pub(super) const STATIC_CONFLICT: Entry = Entry {
         "Or give the VM a policy: `virt-pin enable DOMAIN`.",
     ],
     passes: "Yes, when the VM that holds the CPUs ends.",
-    example: include_str!("../messages/cpu.static.conflict"),
+    example: messages::CPU_STATIC_CONFLICT,
 };
 
 pub(super) const RESERVED: Entry = Entry {
@@ -95,7 +95,7 @@ pub(super) const RESERVED: Entry = Entry {
         "Or stop a VM that holds CPUs, as with any lack of room.",
     ],
     passes: "Yes, when other VMs end.",
-    example: include_str!("../messages/cpu.placement.reserved"),
+    example: messages::CPU_PLACEMENT_RESERVED,
 };
 
 pub(super) const SHARED_POOL_EMPTY: Entry = Entry {
@@ -107,5 +107,5 @@ pub(super) const SHARED_POOL_EMPTY: Entry = Entry {
         "Stop the VMs without a lease, or one that has a lease.",
     ],
     passes: "Yes, when leases end, or the VMs without one do.",
-    example: include_str!("../messages/cpu.shared.no-cpus"),
+    example: messages::CPU_SHARED_NO_CPUS,
 };

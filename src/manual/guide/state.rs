@@ -1,6 +1,6 @@
 //! The leases, and the lock on them.
 
-use super::Entry;
+use super::{Entry, messages};
 
 pub(super) const LOCKED: Entry = Entry {
     means: "Another virt-pin process held the lock on the leases for two seconds. A hook waits no longer, because libvirt waits for \
@@ -16,7 +16,7 @@ pub(super) const LOCKED: Entry = Entry {
          the next event.",
     ],
     passes: "Yes, as soon as the holder is done.",
-    example: include_str!("../messages/state.locked"),
+    example: messages::STATE_LOCKED,
 };
 
 pub(super) const CORRUPT: Entry = Entry {
@@ -29,7 +29,7 @@ pub(super) const CORRUPT: Entry = Entry {
         "A reboot clears it as well.",
     ],
     passes: "No, before the next boot.",
-    example: include_str!("../messages/state.corrupt"),
+    example: messages::STATE_CORRUPT,
 };
 
 pub(super) const NEWER: Entry = Entry {
@@ -41,7 +41,7 @@ pub(super) const NEWER: Entry = Entry {
         "Or let all leases end and reboot; see docs/upgrade.md.",
     ],
     passes: "No, before the next boot.",
-    example: include_str!("../messages/state.newer"),
+    example: messages::STATE_NEWER,
 };
 
 pub(super) const UNSAFE: Entry = Entry {
@@ -57,7 +57,7 @@ pub(super) const UNSAFE: Entry = Entry {
         "A disk that is full or read-only has to be mended first.",
     ],
     passes: "A full /run may; anything else only with the next boot.",
-    example: include_str!("../messages/state.unsafe"),
+    example: messages::STATE_UNSAFE,
 };
 
 pub(super) const CONFLICT: Entry = Entry {
@@ -73,5 +73,5 @@ pub(super) const CONFLICT: Entry = Entry {
          the network it hangs on.",
     ],
     passes: "Yes, when that process ends; its lease ends with it.",
-    example: include_str!("../messages/state.conflict"),
+    example: messages::STATE_CONFLICT,
 };
