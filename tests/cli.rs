@@ -591,6 +591,7 @@ fn mistakes_in_the_command_line() {
     }
     let run = machine.cli(&[]);
     assert_eq!((run.code, run.stdout.as_str()), (Some(2), ""), "{run:?}");
+    assert_eq!(json_error(&machine.cli(&["--json"]), Code::Usage)["message"], "no command is given");
 }
 
 #[test]

@@ -4,6 +4,7 @@
 //! `UPDATE=1 cargo test --test codes` writes the messages and the document; a second run compiles the messages in. Which other
 //! tests look closer at each code is in `tidy.rs`.
 #![allow(
+    clippy::disallowed_methods,
     clippy::tests_outside_test_module,
     clippy::unwrap_used,
     clippy::expect_used,

@@ -1,5 +1,6 @@
 //! `virt-pin help`: how a command is used, and what a code means. Pure.
 
+use clap::error::ErrorKind;
 use serde_json::json;
 
 use super::table::{columns, wrapped};
@@ -23,6 +24,9 @@ pub(super) fn help(topic: Option<&str>, as_json: bool) -> Result<String> {
 
 /// A mistake in the command line, as clap tells it, in our form: its sentence, and what it proposes as the hint.
 pub(super) fn mistake(error: &clap::Error) -> Error {
+    if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        return Error::new(Code::Usage, "no command is given").with_hint("`virt-pin help` lists them");
+    }
     let text = error.to_string();
     let mut paragraphs = text.split("\n\n").map(|lines| lines.split_whitespace().collect::<Vec<_>>().join(" "));
     let sentence = paragraphs.next().unwrap_or_default();

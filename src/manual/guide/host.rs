@@ -23,7 +23,7 @@ pub(super) const IO: Entry = Entry {
             message has the path and the reason.",
     look: &[
         "The path in the message: `ls -l` it, `cat` it",
-        "`ausearch -m avc,apparmor -ts recent`: where root was denied, by SELinux or AppArmor",
+        "`ausearch -m avc -ts recent`, without auditd `journalctl -k -g denied`: where root was denied, by SELinux or AppArmor",
     ],
     remedies: &[
         "No space, read-only, too many open files: mend that first.",

@@ -50,7 +50,7 @@ pub(super) const UNSAFE: Entry = Entry {
     look: &[
         "`ls -la /run/virt-pin`: owners and modes; they have to be root's, 0700 and 0600",
         "`virt-pin check`: the same as a finding",
-        "`ausearch -m avc,apparmor -ts recent`: where uid 0 was denied, by whom",
+        "`ausearch -m avc -ts recent`, without auditd `journalctl -k -g denied`: where uid 0 was denied, by whom",
     ],
     remedies: &[
         "Do what the hint says (`chown`, `chmod`), once it is clear who made it so.",
