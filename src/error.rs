@@ -251,7 +251,7 @@ const TABLE: &[Row] = &[
         exit: 30,
         retry: true,
         meaning: "another virt-pin process held the lease lock until the deadline",
-        advice: "try again; if it persists, `fuser` on the lock file shows who holds it",
+        advice: "try again; if it persists, see what the process that holds it waits for (`fuser -v` on the lock file)",
     },
     Row {
         code: Code::StateCorrupt,

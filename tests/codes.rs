@@ -19,7 +19,7 @@ mod machine;
 
 use std::fmt::Write as _;
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
@@ -168,7 +168,13 @@ fn provoke(code: Code) -> Option<Said> {
             prepare(&vm("db", 2).with("topology='require'").body(told))
         }
         Code::StateLocked => {
-            let _held = machine.hold_lock();
+            let held = machine.hold_lock();
+            let lock = held.metadata().unwrap();
+            let (major, minor) = (nix::libc::major(lock.dev()), nix::libc::minor(lock.dev()));
+            let line = format!("1: FLOCK  ADVISORY  WRITE 812 {major:02x}:{minor:02x}:{} 0 EOF\n", lock.ino());
+            machine.put("/proc/locks", &line);
+            machine.put("/proc/812/comm", "virt-pin\n");
+            machine.put("/proc/812/stat", "812 (virt-pin) S 1 812 812 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 300 0 0\n");
             prepare(&vm("db", 2))
         }
         Code::StateCorrupt => {

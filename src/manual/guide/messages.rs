@@ -93,8 +93,8 @@ virt-pin: error[cpu.xml.topology]: domain "db": its XML tells the guest 2 socket
 "#;
 
 pub(super) const STATE_LOCKED: &str = r#"# virt-pin-hook db prepare begin - < db.xml
-virt-pin: error[state.locked]: /run/virt-pin/lock was held by another process for 2000 ms
-  hint: try again; if it persists, `fuser` on the lock file shows who holds it
+virt-pin: error[state.locked]: /run/virt-pin/lock was held by another process (pid 812, "virt-pin") for 2000 ms
+  hint: try again; if it persists, see what the process that holds it waits for (`fuser -v` on the lock file)
 "#;
 
 pub(super) const STATE_CORRUPT: &str = r#"# virt-pin-hook db prepare begin - < db.xml

@@ -7,7 +7,7 @@ pub(super) const LOCKED: Entry = Entry {
             the hook. A holder needs about a millisecond; a search on a very large and full host may need more. A VM whose start has \
             come as far as `started` goes on all the same.",
     look: &[
-        "`fuser -v /run/virt-pin/lock`: who holds it (for the agent's own lock: /run/virt-pin/agent.lock)",
+        "`fuser -v /run/virt-pin/lock`: who holds it, if the message does not say; /run/virt-pin/agent.lock is the agent's own",
         "`ps -o pid,stat,wchan:20,etime,args -p PID`: what that process does; D is a wait in the kernel",
     ],
     remedies: &[
