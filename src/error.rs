@@ -355,7 +355,7 @@ const TABLE: &[Row] = &[
         exit: 70,
         retry: true,
         meaning: "libvirt refused the call or could not be reached",
-        advice: "the message has libvirt's own words; `virsh -c qemu:///system list` shows whether it answers",
+        advice: "see what the message says of libvirt or the VM; `virsh -c qemu:///system list` shows whether it answers",
     },
     Row {
         code: Code::InstallConflict,

@@ -24,7 +24,7 @@ pub(super) fn help(topic: Option<&str>, as_json: bool) -> Result<String> {
 
 /// A mistake in the command line, as clap tells it, in our form: its sentence, and what it proposes as the hint.
 pub(super) fn mistake(error: &clap::Error) -> Error {
-    if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+    if matches!(error.kind(), ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::MissingSubcommand) {
         return Error::new(Code::Usage, "no command is given").with_hint("`virt-pin help` lists them");
     }
     let text = error.to_string();

@@ -50,6 +50,7 @@ pub fn text_of(bytes: Vec<u8>) -> Result<String> {
     }
     let text = String::from_utf8(bytes).map_err(|error| {
         invalid(format!("the document is not UTF-8 from byte {} on", error.utf8_error().valid_up_to()))
+            .with_hint("convert it to UTF-8")
     })?;
     if text.trim_start_matches('\u{feff}').trim().is_empty() {
         return Err(

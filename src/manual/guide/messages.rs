@@ -160,7 +160,7 @@ virt-pin: error[enforce.core-sched]: domain "db": policy core-sched="tenant": th
 
 pub(super) const LIBVIRT_FAILED: &str = r#"# virt-pin sync web
 virt-pin: error[libvirt.failed]: cannot connect to qemu:///system: Failed to connect socket to '/var/run/libvirt/libvirt-sock': No such file or directory
-  hint: the message has libvirt's own words; `virsh -c qemu:///system list` shows whether it answers
+  hint: see what the message says of libvirt or the VM; `virsh -c qemu:///system list` shows whether it answers
 "#;
 
 pub(super) const INSTALL_CONFLICT: &str = r#"# virt-pin install
