@@ -88,7 +88,7 @@ install: man
 	install -d $(DESTDIR)/etc/virt-pin/virt-pin.toml.d
 	[ -e $(DESTDIR)/etc/virt-pin/virt-pin.toml ] || \
 	    install -m 0644 $(GENERATED)/virt-pin.toml $(DESTDIR)/etc/virt-pin/virt-pin.toml
-	for page in man1/virt-pin.1 man5/virt-pin.toml.5 man7/virt-pin-policy.7 man8/virt-pin-hook.8; do \
+	for page in man1/virt-pin.1 man5/virt-pin.toml.5 man7/virt-pin-codes.7 man7/virt-pin-policy.7 man8/virt-pin-hook.8; do \
 	    install -D -m 0644 $(GENERATED)/$$page $(DESTDIR)$(PREFIX)/share/man/$$page || exit; done
 	install -D -m 0644 $(GENERATED)/bash/virt-pin $(DESTDIR)$(PREFIX)/share/bash-completion/completions/virt-pin
 	install -D -m 0644 $(GENERATED)/zsh/_virt-pin $(DESTDIR)$(ZSHDIR)/_virt-pin

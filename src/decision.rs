@@ -143,6 +143,17 @@ pub fn wish(
     Ok(Wish::Dedicated(Box::new(Dedicated { request, pins, default_cpuset, bound_to, policy_from, settings })))
 }
 
+/// What a domain's policy element says to no effect: attributes, and not the one without which they ask for nothing.
+pub fn in_vain(domain: &Domain<'_>) -> Option<String> {
+    let attributes = read::policy_attributes(domain).ok()??;
+    if attributes.iter().any(|(name, _)| name == "policy") {
+        return None;
+    }
+    let said: Vec<_> = attributes.iter().map(|(name, value)| format!("{name}=\"{}\"", printable(value))).collect();
+    let said = if said.is_empty() { "nothing".to_owned() } else { said.join(" ") };
+    Some(format!("its policy element says {said}, but not policy=\"dedicated\", without which it asks for no CPUs"))
+}
+
 /// A domain that gets no CPUs from us may have pinned itself; malformed pins are libvirt's to refuse.
 fn by_hand(domain: &Domain<'_>) -> Wish {
     match read::pins(domain) {

@@ -301,11 +301,11 @@ It would get:
   NUMA cell 0    vCPU 0 on node 0, 342 MiB
   NUMA cell 1    vCPUs 1-2 on node 1, 682 MiB
   note: spans 2 nodes (0-1) where 1 is possible; it would be so once enough is free on one node
-  note: the XML tells the guest otherwise; `virt-pin transform --shape-only` prints what would not
+  note: its XML tells the guest nothing of cores and threads, not 3 cores of 1 thread; `virt-pin define` corrects it, and so does the agent
 "
     );
     let view = machine.json(&["explain", "db"]);
-    assert_eq!(keys(&view), ["advice", "domain", "plan", "steps", "uuid", "wish"]);
+    assert_eq!(keys(&view), ["advice", "domain", "plan", "steps", "told", "uuid", "wish"]);
     assert_eq!(
         (&view["advice"]["spans"], &view["advice"]["possible"]),
         (&json!({ "nodes": 2, "llcs": 2 }), &json!({ "nodes": 1, "llcs": 1 }))
@@ -339,6 +339,11 @@ It would get:
     assert_eq!((&again["held"], &view["held"]), (&json!(true), &Value::Null));
     let text = machine.cli(&["explain", "db"]).printed();
     assert!(text.contains("\nIt holds:\n  vCPU 0         CPU 3\n") && !text.contains("would get"), "{text}");
+    // Its definition has been changed since: what it has and what it would get are told apart.
+    machine.define(&Vm::new(2, 2).named("db"), false);
+    let text = machine.cli(&["explain", "db"]).printed();
+    let step = "it holds CPUs 3-5,7,11-13,15, which is not what is asked for now; the rest is about a new start\n";
+    assert!(text.contains(step) && text.contains("\nIt would get:\n"), "{text}");
 }
 
 #[test]
@@ -398,6 +403,24 @@ fn explain_of_domains_without_a_policy() {
     let view: Value = serde_json::from_str(&run.stdout).unwrap();
     assert_eq!((run.code, &view["refused"]["code"]), (Some(24), &json!("cpu.static.conflict")));
     assert_eq!(view["refused"]["message"], sentence);
+    // Attributes without the one that asks.
+    let vain = Vm { policy: Some("numa='single' cores='thread'".to_owned()), ..Vm::new(5, 1) };
+    let said = machine.cli_with(&["explain", "-"], vain.xml()).printed();
+    let what = "its policy element says numa=\"single\" cores=\"thread\", but not policy=\"dedicated\", without which it asks for no CPUs";
+    assert_eq!(said, format!("Domain \"vm5\"\n 1. {what}\n 2. no policy asks for dedicated CPUs: it gets no lease\n"));
+    machine.define(&vain, false);
+    let checks = machine.json(&["check"]);
+    let found = |checks: &Value, check: &str| {
+        let checks = checks["checks"].as_array().unwrap().clone();
+        let found = checks.into_iter().find(|found| found["check"] == check).unwrap();
+        (found["result"].clone(), found["message"].clone())
+    };
+    assert_eq!(found(&checks, "every policy says what it is"), (json!("warn"), json!(format!("\"vm5\": {what}"))));
+    assert_eq!(found(&checks, "every [[domain]] says its policy").0, "pass");
+    machine.config("pinnable_cpus = \"2-7\"\n[[domain]]\nmatch = \"vm5\"\ncores = \"thread\"\n");
+    let (result, message) = found(&machine.json(&["check"]), "every [[domain]] says its policy");
+    assert_eq!(result, "warn");
+    assert!(message.as_str().unwrap().starts_with("/etc/virt-pin/virt-pin.toml:2: "), "{message}");
     // A policy from the configuration is said to be one.
     machine
         .config("pinnable_cpus = \"2-7\"\n[[domain]]\nmatch = \"vm5\"\npolicy = \"dedicated\"\ncores = \"thread\"\n");
@@ -522,7 +545,7 @@ fn mistakes_in_the_command_line() {
         if args.contains(&"--json") {
             continue;
         }
-        assert_eq!(run.stdout, "");
+        run.refused(Code::Usage);
         let run = machine.cli(&[&["--json"], args].concat());
         json_error(&run, Code::Usage);
     }
@@ -568,6 +591,7 @@ fn mistakes_in_the_command_line() {
     }
     let run = machine.cli(&[]);
     assert_eq!((run.code, run.stdout.as_str()), (Some(2), ""), "{run:?}");
+    assert_eq!(json_error(&machine.cli(&["--json"]), Code::Usage)["message"], "no command is given");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! What the documents say is what the code does: the README's reference tables are the code's, and every transcript that begins
 //! with `$ virt-pin` is what the command prints. `UPDATE=1 cargo test --test documents` rewrites both.
 #![allow(
+    clippy::disallowed_methods,
     clippy::tests_outside_test_module,
     clippy::unwrap_used,
     clippy::expect_used,

@@ -1072,6 +1072,16 @@ fn a_configuration_that_cannot_be_read() {
         machine.event(&Vm::new(9, 2), "release end shutdown").silent();
         assert_eq!(machine.leased().len(), 0);
     }
+    // A link to nothing among the files is no reason to go on without what it was to say.
+    for path in ["/etc/virt-pin/virt-pin.toml", "/etc/virt-pin/virt-pin.toml.d/50-more.toml"] {
+        let machine = machine();
+        fs::create_dir_all(machine.path("/etc/virt-pin/virt-pin.toml.d")).unwrap();
+        let _ = fs::remove_file(machine.path(path));
+        symlink("/nowhere/at/all", machine.path(path)).unwrap();
+        let said = machine.event(&vm, "prepare begin").refused(Code::ConfigInvalid);
+        assert!(said.ends_with(&format!("{path}: there is nothing where this link points to")), "{said}");
+        machine.event(&vm, "reconnect begin").silent();
+    }
     // Fail closed: no file, no key, no value.
     for text in [None, Some(""), Some("pinnable_cpus = \"\"\n")] {
         let machine = Machine::new("");

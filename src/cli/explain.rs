@@ -8,7 +8,7 @@ use crate::alloc::plan::{PlacedCell, Plan};
 use crate::alloc::policy::Irqs;
 use crate::alloc::repack::Extent;
 use crate::alloc::request::Request;
-use crate::alloc::{self, quality};
+use crate::alloc::{self, check, quality};
 use crate::conditions::{self, Arrival};
 use crate::cpuset::{CpuId, CpuSet};
 use crate::decision::{self, Dedicated, Situation, Wish};
@@ -45,9 +45,9 @@ struct View<'a> {
     /// Device interrupts that are handled on its CPUs now, where its policy wants them away.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     interrupts: Vec<String>,
-    /// The guest's own topology is another than the plan's.
-    #[serde(skip)]
-    tells_otherwise: bool,
+    /// How what its XML tells the guest is not what the plan has.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    told: Option<String>,
 }
 
 fn plan_view<S: serde::Serializer>(plan: &Option<Plan>, serializer: S) -> std::result::Result<S::Ok, S::Error> {
@@ -133,9 +133,11 @@ pub(super) fn explain(context: &Context, text: &str, arrival: Arrival) -> Result
         refused: None,
         advice: None,
         interrupts: Vec::new(),
-        tells_otherwise: false,
+        told: None,
     };
-    let failed = match wish.map_err(|error| decision::about(error, &identity.name, None))? {
+    let wish = wish.map_err(|error| decision::about(error, &identity.name, None))?;
+    view.steps.extend(decision::in_vain(&domain));
+    let failed = match wish {
         Wish::Dedicated(wish) => dedicated(context, &domain, &identity, (&wish, arrival), &mut view)?,
         Wish::Static(cpus) => by_hand(context, &identity, &cpus, &mut view)?,
         Wish::Shared => {
@@ -187,6 +189,10 @@ fn dedicated(
     }
     let existing = lease.and_then(Lease::plan);
     let situation = situation.beside(&leases, identity.uuid);
+    if let Some(held) = existing.filter(|plan| check::check(&situation.supply(), &wish.request, plan).is_err()) {
+        let cpus = held.exclusive();
+        steps.push(format!("it holds CPUs {cpus}, which is not what is asked for now; the rest is about a new start"));
+    }
     let entering = arrival == Arrival::Entry;
     let planned = conditions::before_plan(&context.root, domain, &wish.request)
         .and_then(|()| situation.plan(wish, existing, entering, &mut |step| steps.push(step.to_string())))
@@ -202,7 +208,7 @@ fn dedicated(
                 // Those of a plan are steered when it starts; what is left with a lease cannot be.
                 view.interrupts = irqs::on(&context.root, &plan.exclusive()).unwrap_or_default();
             }
-            view.tells_otherwise = told.is_some();
+            view.told = told;
             view.advice = advise(&situation, &wish.request, &plan, (&leases, identity.uuid));
             view.plan = Some(plan);
             return Ok(None);
@@ -300,10 +306,8 @@ fn render(view: &View<'_>) -> String {
         };
         out.push_str(&format!("  note: interrupts {} {what}\n", printable(&view.interrupts.join(", "))));
     }
-    if view.tells_otherwise {
-        out.push_str(
-            "  note: the XML tells the guest otherwise; `virt-pin transform --shape-only` prints what would not\n",
-        );
+    if let Some(told) = &view.told {
+        out.push_str(&format!("  note: {}; `virt-pin define` corrects it, and so does the agent\n", printable(told)));
     }
     out
 }

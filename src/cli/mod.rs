@@ -11,6 +11,7 @@ mod define;
 mod explain;
 mod failure;
 mod gather;
+mod help;
 mod install;
 mod lease;
 mod manuals;
@@ -30,6 +31,7 @@ use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::alloc::demand::Reserve;
@@ -46,6 +48,7 @@ use crate::lock::reclaim::reclaim;
 /// CPUs of their own for libvirt/QEMU virtual machines.
 #[derive(Debug, Parser)]
 #[command(name = "virt-pin", version, about, arg_required_else_help = true, max_term_width = 100)]
+#[command(disable_help_subcommand = true)]
 struct Arguments {
     /// Use the machine described in FILE (made by `virt-pin gather`) instead of this one.
     #[arg(long, global = true, value_name = "FILE")]
@@ -204,6 +207,11 @@ enum Verb {
         #[arg(long, value_name = "NAME=VALUE", requires = "subject")]
         policy: Vec<String>,
     },
+    /// Say how a command is used, or what a code means and what to do.
+    Help {
+        /// A command, a code, its exit status, or `codes` for all of them; without it, the commands.
+        topic: Option<String>,
+    },
     /// Write the manuals, the shells' completions and the default configuration, for packages.
     #[command(hide = true)]
     Manuals {
@@ -295,18 +303,17 @@ pub fn main() -> ExitCode {
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(error) => {
-            // clap prints help and versions to stdout, mistakes to stderr.
-            let _ = error.print();
-            if !error.use_stderr() {
-                return ExitCode::SUCCESS;
+            let mistake = help::mistake(&error);
+            if std::env::args_os().any(|argument| argument == "--json") && error.use_stderr() {
+                let _ = io::stdout().write_all((failure::json(&mistake) + "\n").as_bytes());
             }
-            if std::env::args_os().any(|argument| argument == "--json") {
-                let text = error.to_string();
-                let first = text.lines().next().unwrap_or_default();
-                let error = Error::new(Code::Usage, first.trim_start_matches("error: "));
-                let _ = io::stdout().write_all((failure::json(&error) + "\n").as_bytes());
+            // Help and versions go to stdout; who gives no command is shown them all.
+            if matches!(error.kind(), ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand) || !error.use_stderr() {
+                let _ = error.print();
+            } else {
+                let _ = io::stderr().write_all(mistake.render().as_bytes());
             }
-            return ExitCode::from(Code::Usage.exit());
+            return ExitCode::from(if error.use_stderr() { Code::Usage.exit() } else { 0 });
         }
     };
     let json = arguments.json;
@@ -335,7 +342,8 @@ pub fn main() -> ExitCode {
 fn run(arguments: Arguments) -> Result<Answer> {
     let context = context(&arguments)?;
     if context.root.is_description() && arguments.verb.needs_this_machine() {
-        return Err(Error::new(Code::Usage, "this verb works on this machine, not on a description (--host)"));
+        return Err(Error::new(Code::Usage, "this verb works on this machine, not on a description (--host)")
+            .with_hint("leave --host out"));
     }
     let says = arguments.verb.only_says();
     let text = match arguments.verb {
@@ -381,6 +389,7 @@ fn run(arguments: Arguments) -> Result<Answer> {
             crate::agent::run(&context.root, metrics.as_deref(), once).map(|()| String::new())
         }
         Verb::Reconcile => reconcile::reconcile(&context),
+        Verb::Help { topic } => help::help(topic.as_deref(), context.json),
         Verb::Manuals { directory } => manuals::write(&grammar(), &directory),
     };
     let text = text?;
@@ -399,8 +408,10 @@ fn context(arguments: &Arguments) -> Result<Context> {
         Some(file) => described(file, "--host")?,
     };
     let pinnable = arguments.pinnable.as_deref().map(|list| {
-        CpuSet::parse_kernel_list(list)
-            .map_err(|error| Error::new(Code::Usage, format!("--pinnable \"{list}\": {error}")))
+        CpuSet::parse_kernel_list(list).map_err(|error| {
+            Error::new(Code::Usage, format!("--pinnable \"{list}\": {error}"))
+                .with_hint("a list of CPUs, such as --pinnable 2-7,10-15")
+        })
     });
     Ok(Context { root, pinnable: pinnable.transpose()?, json: arguments.json })
 }
@@ -410,7 +421,9 @@ fn described(file: &Path, option: &str) -> Result<Root> {
     let mut text = String::new();
     std::fs::File::open(file)
         .and_then(|open| open.take(description::MAX_BYTES as u64 + 1).read_to_string(&mut text))
-        .map_err(|error| Error::io(Code::Usage, "read", file, error))?;
+        .map_err(|error| {
+        Error::io(Code::Usage, "read", file, error).with_hint("name a file that `virt-pin gather FILE` has written")
+    })?;
     description::parse(&text).map_err(|error| {
         Error::new(Code::Usage, format!("{option} {}: {}", file.display(), error.message))
             .with_hint("make the file with `virt-pin gather FILE` on the machine it describes")

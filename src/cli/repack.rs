@@ -42,9 +42,13 @@ pub(super) fn repack(context: &Context, options: &Options<'_>) -> Result<Answer>
     let about = |error: Error| if asker.uuid.is_some() { error.in_domain(&asker.name) } else { error };
     let leases = context.leases()?;
     if let Some(lease) = asker.uuid.and_then(|uuid| leases.get(uuid)) {
-        let what =
-            format!("holds CPUs {} already; `virt-pin repack` alone brings leases nearer together", lease.cpus());
-        return Err(about(Error::new(Code::StateConflict, what)));
+        let what = format!(
+            "holds CPUs {} already, so it needs no room; `virt-pin repack` alone brings leases nearer together",
+            lease.cpus()
+        );
+        return Err(about(
+            Error::new(Code::StateConflict, what).with_hint("leave --for out, or name a VM that does not run"),
+        ));
     }
     let definitions = definitions::read(&context.root, &settings).dedicated;
     let situation =

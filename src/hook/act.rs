@@ -49,7 +49,9 @@ pub(super) fn act(root: &Root, operation: Operation, text: &str) -> Result<Optio
     let domain = Domain::parse(text)?;
     let identity = read::identity(&domain)?;
     let uuid = identity.uuid.ok_or_else(|| {
-        Error::new(Code::DomainInvalid, "the domain XML on stdin has no <uuid>").in_domain(&identity.name)
+        Error::new(Code::DomainInvalid, "the domain XML on stdin has no <uuid>")
+            .with_hint("hand on what libvirt wrote, or `virsh dumpxml DOMAIN`: leases belong to UUIDs")
+            .in_domain(&identity.name)
     })?;
     let event = Event {
         root,
@@ -91,7 +93,11 @@ impl Event<'_> {
 
     /// Prepare, migrate, restore: the domain wants to come in.
     fn enter(&self) -> Result<Option<String>> {
-        match self.wish()? {
+        let wish = self.wish()?;
+        if let (Some(said), Operation::Prepare) = (decision::in_vain(self.domain), self.operation) {
+            self.record(None, None, &said);
+        }
+        match wish {
             Wish::Dedicated(wish) => self.lease(&wish).map(Some),
             Wish::Static(cpus) => self.hold_static(cpus).map(|()| None),
             Wish::Shared if self.operation == Operation::Prepare => self.hold_nothing().map(|()| None),
