@@ -5,7 +5,6 @@
 
 use super::{Context, options, subject, transform};
 use crate::alloc::policy::{ATTRIBUTES, Policy};
-use crate::config::settings::MAIN_FILE;
 use crate::decision::{self, Wish};
 use crate::error::{Code, Error, Result, printable};
 use crate::libvirt::Libvirt;
@@ -23,13 +22,6 @@ pub(super) fn define(context: &Context, file: &str) -> Result<String> {
 pub(super) fn enable(context: &Context, domain: &str, options: &options::Policy) -> Result<String> {
     let libvirt = connect()?;
     let text = definition(&libvirt, domain)?;
-    // The first thing that a newcomer meets: a host that hands out nothing yet.
-    if context.settings()?.pinnable.is_empty() {
-        let found = format!("domain \"{}\": this host hands out no CPU yet, {MAIN_FILE} names none", printable(domain));
-        return Err(Error::new(Code::Unsatisfiable, found).with_hint(
-            "`virt-pin suggest` proposes CPUs and says why, `virt-pin suggest --write` writes them there as well; then enable the VM again",
-        ));
-    }
     let former = former::restored(&text)?;
     let had = read::policy_attributes(&Domain::parse(&former)?)?.unwrap_or_default();
     let attributes: Vec<(&'static str, String)> = ATTRIBUTES
