@@ -2,6 +2,7 @@
 //! records it anew; `tests/documents.rs` puts it into the document.
 
 use std::fmt::Write as _;
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -44,7 +45,8 @@ impl Transcript<'_> {
             let seconds = |took: &Duration| format!("{:.1} s", took.as_secs_f64());
             let each: Vec<_> = self.took.iter().map(|(name, took)| format!("`{name}` {}", seconds(took))).collect();
             let all = seconds(&self.took.iter().map(|(_, took)| *took).sum());
-            std::fs::write(&path, format!("{text}\nTime as it was measured: {all}. ({}.)\n", each.join(", "))).unwrap();
+            let mut file = std::fs::File::create(&path).unwrap();
+            write!(file, "{text}\nWhat that took, measured once: {all} ({}).\n", each.join(", ")).unwrap();
         } else {
             let recorded = std::fs::read_to_string(&path).unwrap();
             let (recorded, _) = recorded.rsplit_once(END).unwrap();

@@ -104,6 +104,10 @@ mod tests {
     use std::collections::BTreeSet;
     use std::os::unix::fs::PermissionsExt;
 
+    fn put(path: &Path, text: &str) {
+        File::create(path).unwrap().write_all(text.as_bytes()).unwrap();
+    }
+
     fn cpus(list: &str) -> CpuSet {
         CpuSet::parse_kernel_list(list).unwrap()
     }
@@ -115,7 +119,7 @@ mod tests {
         for (name, text) in files {
             let path = root.resolve(&format!("/etc/virt-pin/{name}"));
             fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, text).unwrap();
+            put(&path, text);
         }
         let outcome = write(&root, &cpus("2-3")).unwrap();
         let left: BTreeSet<_> =
@@ -166,7 +170,7 @@ mod tests {
         let root = Root::directory(dir.path());
         let path = root.resolve(MAIN_FILE);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(&path, "pinnable_cpus = ").unwrap();
+        put(&path, "pinnable_cpus = ");
         assert_eq!(write(&root, &cpus("2-3")).err().unwrap().code, Code::ConfigInvalid);
         assert_eq!(fs::read_to_string(&path).unwrap(), "pinnable_cpus = ");
     }
@@ -177,7 +181,7 @@ mod tests {
         let root = Root::directory(dir.path().join("root"));
         let (path, elsewhere) = (root.resolve(MAIN_FILE), dir.path().join("kept.toml"));
         fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(&elsewhere, "").unwrap();
+        put(&elsewhere, "");
         fs::set_permissions(&elsewhere, fs::Permissions::from_mode(0o600)).unwrap();
         std::os::unix::fs::symlink(&elsewhere, &path).unwrap();
         assert!(write(&root, &cpus("2-3")).unwrap().written);
