@@ -13,13 +13,16 @@ use crate::transcript::Transcript;
 const HOOK: &str = "/etc/libvirt/hooks/qemu.d/10-virt-pin";
 const PACKAGED_HOOK: &str = "/usr/lib/virt-pin/virt-pin-hook";
 
-/// Every file of the disk by name: kind, mode, owner, and what is in it or where it leads. Left out is what has to differ: logs, what
-/// dpkg writes about itself, what libvirt keeps of a VM that has run, and empty `.wants` directories of the test bed, which
-/// Debian 12's helper for units tidies away.
+/// Every file of the disk by name: kind, mode, owner, and what is in it or where it leads; of /usr instead of what is in it when the
+/// kernel last saw it change, which nobody can set, as it is most of the disk. Left out is what has to differ: logs, what dpkg keeps
+/// of its former self, what libvirt keeps of a VM that has run, and empty `.wants` directories of the test bed, which Debian 12's
+/// helper for units tidies away.
 const FILES: &str = r#"
+    set -fo pipefail
     skip="-path /var/log -o -path /var/lib/libvirt/qemu -o -path /var/lib/dpkg/*-old"
     { find / -xdev \( $skip \) -prune -o -type d -name '*.wants' -empty -o -printf '%p %y %m %u:%g %l\n'
-      find / -xdev \( $skip \) -prune -o -type f -print0 | xargs -0 --max-procs=8 --max-args=400 sha256sum; } | sort"#;
+      find /usr -type f -printf '%p since %C@\n'
+      find / -xdev \( $skip -o -path /usr \) -prune -o -type f -print0 | xargs -0 --max-args=1500 sha256sum; } | sort"#;
 
 /// Notes every moment at which the hook could not be executed.
 const WATCH: &str = "setsid bash -c 'while [ ! -e /run/stop ]; do [ -x $0 ] || echo gone; done; echo end' $0 >/run/watched 2>&1 </dev/null &";
@@ -81,6 +84,13 @@ fn the_package_comes_and_goes(debian: Debian) {
     let definition = host.virsh(&["dumpxml", "--inactive", "vm"]).ok();
     let daemon = host.daemon();
     host.sh(&format!("{FILES} >/run/before")).ok();
+    for (file, lines) in [("/usr/bin/virsh", "2\n"), ("/etc/passwd", "2\n"), ("/etc/mtab", "1\n")] {
+        assert_eq!(
+            host.exec(&["grep", "--count", "--extended-regexp", &format!("(^| ){file}( |$)"), "/run/before"]).ok(),
+            lines,
+            "{file}"
+        );
+    }
 
     let package = host.bring(now);
     let mut session = Transcript::on(&host);
@@ -150,7 +160,7 @@ fn the_package_comes_and_goes(debian: Debian) {
     host.virsh(&["start", "vm"]).ok();
     assert!(host.threads("vm").iter().all(|thread| thread.cpus == "0-15"));
     host.virsh(&["destroy", "vm"]).ok();
-    host.sh(&format!("{FILES} >/run/after")).ok();
+    host.sh(&format!("rm /run/*.deb; {FILES} >/run/after")).ok();
     assert_eq!(host.sh("diff /run/before /run/after || true").ok(), "");
     assert_eq!(
         host.sh("find /run /tmp /sys/fs/cgroup -name '*virt-pin*'; grep -rl virt-pin /run/systemd || true").ok(),
