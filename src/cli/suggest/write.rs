@@ -71,7 +71,11 @@ fn with_pinnable(text: &str, pinnable: &CpuSet) -> Result<String> {
 fn replace(path: &Path, text: &str) -> Result<()> {
     let failed = |verb: &'static str, path: &Path| {
         let path = path.to_owned();
-        move |error| Error::io(Code::HostIo, verb, &path, error)
+        move |error: io::Error| {
+            let denied = error.kind() == io::ErrorKind::PermissionDenied && !nix::unistd::geteuid().is_root();
+            let error = Error::io(Code::HostIo, verb, &path, error);
+            if denied { error.with_hint("run it as root") } else { error }
+        }
     };
     let dir = path.parent().unwrap_or(path);
     fs::create_dir_all(dir).map_err(failed("create", dir))?;
