@@ -13,9 +13,13 @@
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use virt_pin::alloc::policy::ATTRIBUTES;
 use virt_pin::error::Code;
+
+/// Who reads documents, or rewrites them, does so alone.
+static ALONE: Mutex<()> = Mutex::new(());
 
 const README: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/README.md");
 
@@ -50,6 +54,7 @@ fn codes() -> String {
 /// The README's part between `<!-- name -->` and `<!-- end of name -->`, for each of these.
 #[test]
 fn the_tables_are_those_of_the_code() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let recorded =
         std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hostvm/recorded/installation.md"));
     let readme = std::fs::read_to_string(README).unwrap();
@@ -99,6 +104,7 @@ const AWAITED: [&str; 5] = ["cookbook.md", "screens.md", "json.md", "troubleshoo
 
 #[test]
 fn every_link_leads_somewhere() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let (mut links, mut dead) = (0, Vec::new());
     for path in [".", "docs", "hooks"].into_iter().flat_map(documents) {
         let text = std::fs::read_to_string(&path).unwrap();
@@ -127,6 +133,7 @@ fn every_link_leads_somewhere() {
 
 #[test]
 fn transcripts_are_what_the_command_prints() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let mut transcripts = 0;
     for path in documents("docs").into_iter().chain([README.into()]) {
         let found = std::fs::read_to_string(&path).unwrap();
