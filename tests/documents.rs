@@ -129,6 +129,12 @@ fn every_link_leads_somewhere() {
         }
     }
     assert!(dead.is_empty() && links > 50, "{links} links; dead: {dead:#?}");
+    // And whoever begins at their list finds all of them.
+    let list = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/README.md")).unwrap();
+    for path in documents("docs") {
+        let name = path.file_name().unwrap().to_str().unwrap();
+        assert!(name == "README.md" || list.contains(&format!("]({name})")), "docs/README.md does not list {name}");
+    }
 }
 
 #[test]
