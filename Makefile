@@ -23,6 +23,8 @@ BUILD   ?= target/release
 GENERATED ?= target/generated
 ZSHDIR  ?= $(PREFIX)/share/zsh/site-functions
 DOCDIR  ?= $(PREFIX)/share/doc/virt-pin
+LICENSEDIR ?= $(DOCDIR)
+LICENSES ?= LICENSE-APACHE LICENSE-MIT LICENSE-LGPL-2.1
 
 CYCLES  ?= 300
 SEED    ?=
@@ -94,7 +96,9 @@ install: man
 	install -D -m 0644 $(GENERATED)/zsh/_virt-pin $(DESTDIR)$(ZSHDIR)/_virt-pin
 	install -D -m 0644 $(GENERATED)/fish/virt-pin.fish $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/virt-pin.fish
 	install -d $(DESTDIR)$(DOCDIR)/docs $(DESTDIR)$(DOCDIR)/hooks
-	install -m 0644 README.md $(DESTDIR)$(DOCDIR)/
+	install -d $(DESTDIR)$(LICENSEDIR)
+	install -m 0644 README.md SECURITY.md NOTICE $(DESTDIR)$(DOCDIR)/
+	[ -z "$(LICENSES)" ] || install -m 0644 $(LICENSES) $(DESTDIR)$(LICENSEDIR)/
 	install -m 0644 docs/* $(DESTDIR)$(DOCDIR)/docs/
 	install -m 0644 hooks/* $(DESTDIR)$(DOCDIR)/hooks/
 

@@ -1137,3 +1137,27 @@ fn explain_for_another_host_knows_its_leases_and_its_configuration() {
     there.cli(&["gather", bare.to_str().unwrap()]).printed();
     here.cli(&["explain", "--for-host", bare.to_str().unwrap(), "vm1"]).complaint(Code::Unsatisfiable);
 }
+
+/// A host that hands out nothing yet, by its own proposal.
+#[test]
+fn suggest_writes_what_nobody_has_set() {
+    const CONFIG: &str = "/etc/virt-pin/virt-pin.toml";
+    let machine = Machine::new("");
+    machine.config("# Ours.\npinnable_cpus = \"\" # none\n");
+    let said = machine.cli(&["suggest"]).printed();
+    assert!(said.ends_with("\n`virt-pin suggest --write` writes that line there: none is set yet.\n"), "{said}");
+    let proposed = machine.json(&["suggest"])["pinnable_cpus"].as_str().unwrap().to_owned();
+    let said = machine.cli(&["suggest", "--write"]).printed();
+    assert!(said.contains("\nWritten to /etc/virt-pin/virt-pin.toml."), "{said}");
+    let written = format!("# Ours.\npinnable_cpus = \"{proposed}\" # none\n");
+    assert_eq!(machine.read(CONFIG), written);
+    assert_eq!(machine.json(&["capacity"])["pinnable"], proposed.as_str());
+    // Once is enough.
+    let again = machine.json(&["suggest", "--write"]);
+    let why = format!("Nothing was written: pinnable_cpus is set already, to \"{proposed}\".");
+    assert_eq!((&again["written"], again["message"].as_str()), (&json!(false), Some(why.as_str())));
+    assert!(!machine.cli(&["suggest"]).printed().contains("--write"));
+    assert_eq!(machine.read(CONFIG), written);
+    let host = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hosts/xeon-2s-smt.host");
+    machine.cli(&["--host", host, "suggest", "--write"]).complaint(Code::Usage);
+}

@@ -158,7 +158,11 @@ enum Verb {
         autostart_reserve: Reserve,
     },
     /// Propose which CPUs of this host to hand out, and say why.
-    Suggest,
+    Suggest {
+        /// Write them into the configuration, if none are set there yet.
+        #[arg(long)]
+        write: bool,
+    },
     /// Check the host, the configuration, the hook and the leases against reality.
     Check,
     /// Install the hook where libvirt looks for it.
@@ -243,6 +247,7 @@ impl Verb {
                 | Verb::Agent { .. }
                 | Verb::Reconcile
                 | Verb::Repack { .. }
+                | Verb::Suggest { write: true }
         ) || self.defines()
     }
 
@@ -374,7 +379,7 @@ fn run(arguments: Arguments) -> Result<Answer> {
         }
         Verb::Map { svg } => map::map(&context, svg.as_deref()),
         Verb::Topology => topology::topology(&context),
-        Verb::Suggest => suggest::suggest(&context),
+        Verb::Suggest { write } => suggest::suggest(&context, write),
         Verb::Transform { file, shape_only: false } => transform::transform(&context, &file),
         Verb::Transform { file, shape_only: true } => transform::shape(&context, &file),
         Verb::Define { file } => define::define(&context, &file),
