@@ -173,6 +173,7 @@ fn every_field_is_documented_and_every_documented_field_is_there() {
         "map",
         "topology",
         "suggest",
+        "suggest --write",
         "check",
         "reconcile",
         "explain vm1",

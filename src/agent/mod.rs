@@ -46,8 +46,11 @@ use watch::{Wake, Watch};
 /// # Errors
 /// [`Code::StateLocked`] if another agent runs; [`Code::StateUnsafe`], [`Code::HostIo`].
 pub fn run(root: &Root, metrics: Option<&Path>, once: bool) -> Result<()> {
-    // Makes the state directory, or says what is wrong with it.
-    drop(StateLock::acquire(root, DEADLINE)?);
+    // Makes the state directory, or says what is wrong with it. One whose lock is in demand is there.
+    match StateLock::acquire(root, DEADLINE) {
+        Err(error) if error.code != Code::StateLocked => return Err(error),
+        _ => {}
+    }
     let _alone = alone(root)?;
     let mut watch = Watch::begin(root)?;
     let voice = Voice::of(root);
