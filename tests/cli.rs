@@ -1161,3 +1161,17 @@ fn suggest_writes_what_nobody_has_set() {
     let host = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hosts/xeon-2s-smt.host");
     machine.cli(&["--host", host, "suggest", "--write"]).complaint(Code::Usage);
 }
+
+/// A lock that is in demand is no reason for the agent to end: it would, at the start of a busy host, again and again.
+#[test]
+fn the_agent_starts_while_somebody_has_the_lock() {
+    let machine = Machine::new("1");
+    machine.prepare(&Vm::new(1, 1).with("cores='thread'"));
+    let lock = machine.hold_lock();
+    let run = machine.cli(&["agent", "--once"]);
+    assert_eq!(run.code, Some(0), "{run:?}");
+    drop(lock);
+    // One whose directory is not safe does end.
+    fs::set_permissions(machine.path("/run/virt-pin"), PermissionsExt::from_mode(0o777)).unwrap();
+    machine.cli(&["agent", "--once"]).refused(Code::StateUnsafe);
+}
