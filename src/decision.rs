@@ -15,8 +15,10 @@ use crate::alloc::{self, Steps, Supply, check};
 use crate::config::settings::Settings;
 use crate::cpuset::{CpuId, CpuSet};
 use crate::error::{Code, Error, Moved, Result, listed, printable};
+use crate::host::foreign::{self, Foreign};
 use crate::host::root::Root;
 use crate::host::{Topology, cache_id, cgroup, pci, sysfs};
+use crate::lock::former;
 use crate::lock::leases::{Holds, Lease, Leases, State};
 use crate::lock::survey::{self, Survey};
 use crate::uuid::DomainUuid;
@@ -135,6 +137,8 @@ pub struct Situation {
     pub pinnable: CpuSet,
     /// Pinnable CPUs outside the reach of a domain's cgroup.
     pub out_of_reach: CpuSet,
+    /// Of these, who has them for itself alone.
+    pub foreign: Vec<Foreign>,
     /// What others have: leased, or in use by their emulator, I/O and shared vCPU threads.
     pub taken: CpuSet,
     /// For the host itself and emulator threads: online, in reach, neither pinnable nor leased nor isolated by the kernel
@@ -165,13 +169,19 @@ impl Situation {
     pub fn read(root: &Root, settings: &Settings, partition: Option<&str>) -> Result<Situation> {
         let (topology, survey) = survey::topology(root)?;
         let everything = || topology.online().union(&settings.pinnable);
-        let reach = cgroup::reach(root, partition)?.unwrap_or_else(everything);
+        // Where what was before our changes cannot be read, that can matter in an unusual partition alone.
+        let former = former::read(root).unwrap_or_default().exclusive;
+        let mut foreign = foreign::exclusive(root, partition, &former);
+        let theirs = foreign.iter().fold(CpuSet::new(), |all, one| all.union(&one.cpus));
+        // What another has for itself within the VMs' own cgroup is not in their reach, although that has it from above.
+        let reach = cgroup::reach(root, partition)?.unwrap_or_else(everything).difference(&theirs);
+        foreign.retain(|one| !one.cpus.is_disjoint(&settings.pinnable));
         // An offline CPU is in nobody's reach; that is not the cgroup's doing.
         let beyond = |reach: &CpuSet| settings.pinnable.difference(reach).intersection(topology.online());
         let out_of_reach = beyond(&reach);
         let common = match partition {
             None => out_of_reach.clone(),
-            Some(_) => beyond(&cgroup::reach(root, None)?.unwrap_or_else(everything)),
+            Some(_) => beyond(&cgroup::reach(root, None)?.unwrap_or_else(everything).difference(&theirs)),
         };
         Ok(Situation {
             usable: topology.online().intersection(&reach),
@@ -181,6 +191,7 @@ impl Situation {
             running: BTreeSet::new(),
             pinnable: settings.pinnable.difference(&out_of_reach),
             out_of_reach,
+            foreign,
             housekeeping: topology
                 .online()
                 .intersection(&reach)
@@ -354,16 +365,24 @@ impl Situation {
         }
     }
 
-    /// The refusal, with what an allowlist that has changed has to do with it.
+    /// The refusal, with what an allowlist that has changed has to do with it, and who else has pinnable CPUs.
     fn seated(&self, refusal: Refusal) -> Error {
         let error = Error::from(refusal);
-        match self.seats.first() {
-            Some((name, cpus)) if matches!(error.code, Code::Shortage | Code::NeedsRepack) => error.because(format!(
-                "CPUs {cpus} have become pinnable while \"{}\" has shared threads there: they are free once it has been \
-                 started anew",
+        if !error.code.is_about_placement() {
+            return error;
+        }
+        let seat = self.seats.first().filter(|_| matches!(error.code, Code::Shortage | Code::NeedsRepack));
+        let seat = seat.map(|(name, cpus)| {
+            format!(
+                "CPUs {cpus} have become pinnable while \"{}\" has shared threads there: they are free once it has been started \
+                 anew",
                 printable(name)
-            )),
-            _ => error,
+            )
+        });
+        let foreign = self.foreign.iter().map(Foreign::to_string);
+        match foreign.chain(seat).collect::<Vec<_>>() {
+            reasons if reasons.is_empty() => error,
+            reasons => error.because(reasons.join("; ")),
         }
     }
 }
