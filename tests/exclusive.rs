@@ -214,8 +214,16 @@ fn what_another_service_has_for_itself_is_nobodys() {
     let owners = "WARN cgroup /pods.slice has CPUs 3,11 for itself (a cpuset partition); cgroup /machine.slice/other.service has \
                   CPUs 4,12 for itself (cpuset.cpus.exclusive): never handed out";
     assert!(check.contains(owners), "{check}");
-    assert!(check.contains("WARN /invalid.slice may use CPUs 5 alone; /system.slice/docker-1.scope may use CPUs 6-7 alone: what"), "{check}");
+    assert!(
+        check.contains(
+            "WARN /invalid.slice may use CPUs 5 alone; /system.slice/docker-1.scope may use CPUs 6-7 alone: what"
+        ),
+        "{check}"
+    );
     // Who asks for more is told where the rest is.
-    let said = machine.event(&Vm::new(1, 10), "prepare begin").refused(Code::Unsatisfiable);
-    assert!(said.contains("because: cgroup /pods.slice has CPUs 3,11 for itself (a cpuset partition); "), "{said}");
+    let run = machine.event(&Vm::new(1, 10), "prepare begin");
+    run.refused(Code::Unsatisfiable);
+    let because =
+        "  because: cgroup /pods.slice has CPUs 3,11 for itself (a cpuset partition); cgroup /machine.slice/other";
+    assert!(run.stderr.contains(because), "{}", run.stderr);
 }

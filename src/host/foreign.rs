@@ -73,7 +73,8 @@ fn alone(root: &Root, kind: &Hierarchy, dir: &str, former: Option<&String>) -> O
             let passed_on = passed_on.unwrap_or_default();
             // One that says `root invalid` has nothing for itself.
             if matches!(text(root, dir, "cpuset.cpus.partition").as_deref(), Some("root" | "isolated")) {
-                let held = list(root, dir, "cpuset.cpus.exclusive.effective").or_else(|| list(root, dir, "cpuset.cpus"));
+                let held =
+                    list(root, dir, "cpuset.cpus.exclusive.effective").or_else(|| list(root, dir, "cpuset.cpus"));
                 (passed_on.union(&held.unwrap_or_default()), "a cpuset partition")
             } else {
                 (passed_on, EXCLUSIVE)
@@ -112,12 +113,7 @@ fn is_partition(naming: Naming, name: &str) -> bool {
 }
 
 /// Shows each cgroup below one with a cpuset, and goes into those where that is wanted.
-fn below(
-    root: &Root,
-    (mount, path): (&str, &str),
-    depth: usize,
-    show: &mut dyn FnMut(&str, &str, &CpuSet) -> bool,
-) {
+fn below(root: &Root, (mount, path): (&str, &str), depth: usize, show: &mut dyn FnMut(&str, &str, &CpuSet) -> bool) {
     for name in root.list(&format!("{mount}{path}")).unwrap_or_default() {
         let child = format!("{path}/{name}");
         // Without the controller nobody below has it either.
@@ -142,10 +138,8 @@ mod tests {
 
     fn described(files: &[(&str, &str)]) -> Root {
         let v2 = [("/proc/mounts", "cgroup2 /cg cgroup2 rw 0 0\n"), ("/cg/cgroup.controllers", "cpuset cpu\n")];
-        let systemd = [
-            ("/run/systemd/system/x", ""),
-            ("/usr/share/dbus-1/system-services/org.freedesktop.machine1.service", ""),
-        ];
+        let systemd =
+            [("/run/systemd/system/x", ""), ("/usr/share/dbus-1/system-services/org.freedesktop.machine1.service", "")];
         let all = v2.iter().chain(&systemd).chain(files);
         Root::described(all.map(|(path, text)| ((*path).to_owned(), (*text).to_owned())).collect())
     }
@@ -172,7 +166,8 @@ mod tests {
             ("/cg/machine.slice/other.service/cpuset.cpus.partition", "root\n"),
             ("/cg/machine.slice/other.service/cpuset.cpus.exclusive", "9\n"),
         ]);
-        let above = ["/a.slice 4-5 a cpuset partition", "/b.slice 6 cpuset.cpus.exclusive", "/d.slice 8 a cpuset partition"];
+        let above =
+            ["/a.slice 4-5 a cpuset partition", "/b.slice 6 cpuset.cpus.exclusive", "/d.slice 8 a cpuset partition"];
         let within = "/machine.slice/other.service 9 a cpuset partition";
         assert_eq!(said(exclusive(&root, None, &BTreeMap::new())), [&above[..], &[within]].concat());
         // For a domain elsewhere what VMs have in their own is nobody's but theirs.

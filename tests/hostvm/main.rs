@@ -18,6 +18,7 @@
 mod agent;
 mod apparmor;
 mod cache;
+mod foreign;
 #[path = "../guest/mod.rs"]
 mod guest;
 mod host;

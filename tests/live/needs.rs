@@ -23,6 +23,26 @@ pub(crate) fn met() -> bool {
     false
 }
 
+/// Where `scripts/unpack` puts programs that are not installed.
+pub(crate) const UNPACKED: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/../neighbours");
+
+/// Where a neighbour's program is, installed or unpacked; where it is missing says so, as [`met`].
+///
+/// # Panics
+/// Where it is missing and `VIRT_PIN_NEIGHBOURS=required` is set.
+pub(crate) fn neighbour(program: &str) -> Option<String> {
+    let unpacked = format!("{UNPACKED}/usr/bin");
+    let found = PATH.split(':').chain([unpacked.as_str()]).map(|directory| format!("{directory}/{program}"));
+    let found = found.into_iter().find(|path| Path::new(path).exists());
+    if found.is_none() {
+        let required = std::env::var_os("VIRT_PIN_NEIGHBOURS").is_some_and(|value| value == "required");
+        assert!(!required, "neighbours are required, but {program} is not there");
+        let test = std::thread::current().name().unwrap_or("live test").to_owned();
+        writeln!(std::io::stderr(), "skipped: {test}: {program} is not there (`make neighbours`)").unwrap();
+    }
+    found
+}
+
 fn missing() -> Option<String> {
     if !nix::unistd::geteuid().is_root() {
         return Some("only root can make a private libvirtd".to_owned());
