@@ -1,21 +1,27 @@
 //! CPUs that others on the host have: cpuset partitions and reservations of other services, and services that are confined. What
 //! docs/neighbours.md shows of it is written here (`UPDATE=1`).
 
+use std::io::Write as _;
+
 use crate::guest::Guest;
 use crate::host::{Host, set};
+use crate::isolation::EXCLUSIVE;
 use crate::leases::CONFIG;
 use crate::shape::{Debian, Shape};
 
 const DOCUMENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/neighbours.md");
 
-/// A service that makes a partition of its slice, as a container runtime would, and one within the VMs' own slice.
+/// A service that makes a partition of its slice, as a container runtime would; and one below the VMs' own slice, which cannot be
+/// beside cgroups of VMs: Linux 6.12 takes a partition for invalid if their `cpuset.cpus` name its CPUs.
 const PARTITIONS: &str = r"
     systemd-run --quiet --unit=pods --slice=pods.slice --property=AllowedCPUs=0-15 sleep infinity &&
-    systemd-run --quiet --unit=guest --slice=machine.slice --property=AllowedCPUs=0-15 sleep infinity && cd /sys/fs/cgroup &&
+    systemd-run --quiet --unit=guest --slice=machine-guest.slice --property=AllowedCPUs=0-15 sleep infinity &&
+    cd /sys/fs/cgroup &&
     echo 4-5 >pods.slice/cpuset.cpus.exclusive && echo root >pods.slice/cpuset.cpus.partition &&
-    echo 6-7 >machine.slice/cpuset.cpus.exclusive && echo 6-7 >machine.slice/guest.service/cpuset.cpus.exclusive &&
-    echo root >machine.slice/guest.service/cpuset.cpus.partition &&
-    cat pods.slice/cpuset.cpus.partition machine.slice/guest.service/cpuset.cpus.partition cpuset.cpus.effective";
+    echo 6-7 >machine.slice/cpuset.cpus.exclusive && cd machine.slice/machine-guest.slice &&
+    echo 6-7 >cpuset.cpus.exclusive && echo 6-7 >guest.service/cpuset.cpus.exclusive &&
+    echo root >guest.service/cpuset.cpus.partition && cd /sys/fs/cgroup &&
+    cat {pods.slice,machine.slice/machine-guest.slice/guest.service}/cpuset.cpus.partition cpuset.cpus.effective";
 
 impl Host {
     /// The lines of `virt-pin check` about who else has pinnable CPUs.
@@ -27,7 +33,8 @@ impl Host {
     }
 
     fn partitions(&self) -> String {
-        self.sh("cd /sys/fs/cgroup && cat pods.slice/cpuset.cpus.partition machine.slice/guest.service/cpuset.cpus.partition").ok()
+        let guest = "machine.slice/machine-guest.slice/guest.service";
+        self.sh(&format!("cd /sys/fs/cgroup && cat {{pods.slice,{guest}}}/cpuset.cpus.partition")).ok()
     }
 }
 
@@ -44,7 +51,9 @@ fn what_others_have_for_themselves_is_never_leased() {
     assert_eq!((&free["out_of_reach"], &free["free"]), (&"4-7".into(), &"2-3,10-15".into()));
     host.define(&Guest::new("large").vcpus(10).policy("policy='dedicated'"));
     let said = host.virsh(&["start", "large"]).refused();
-    assert!(said.contains("because: cgroup /machine.slice/guest.service has CPUs 6-7 for itself (a cpuset partition); cgroup /pods.slice has CPUs 4-5"), "{said}");
+    let because = "because: cgroup /pods.slice has CPUs 4-5 for itself (a cpuset partition); cgroup \
+                   /machine.slice/machine-guest.slice has CPUs 6-7 for itself (cpuset.cpus.exclusive)";
+    assert!(said.contains(because), "{said}");
     // What fits comes and goes beside them, with a partition of its own as well, and leaves theirs as they were.
     host.run(&Guest::new("alone").vcpus(4).policy("policy='dedicated' isolation='partition'"));
     host.run(&Guest::new("plain").vcpus(4).policy("policy='dedicated'"));
@@ -57,25 +66,36 @@ fn what_others_have_for_themselves_is_never_leased() {
         host.sh("cat /sys/fs/cgroup/machine.slice/cpuset.cpus.exclusive").ok().trim(),
         set("6-7").union(&host.leased("alone")).to_string()
     );
+    // What is a partition of ours nobody can take.
+    let takes = format!(
+        "mkdir /sys/fs/cgroup/x.slice; echo {} >/sys/fs/cgroup/x.slice/cpuset.cpus.exclusive",
+        host.leased("alone")
+    );
+    assert!(host.sh(&takes).refused().contains("Invalid argument"));
+    host.exec(&["rmdir", "/sys/fs/cgroup/x.slice"]).ok();
     // Nobody has written their CPUs into a cgroup beside them.
     let beside = host.sh("cat /sys/fs/cgroup/machine.slice/machine-qemu*shared.scope/cpuset.cpus").ok();
     assert!(set(&beside).is_disjoint(&set("4-7")), "{beside}");
     host.virsh(&["destroy", "alone"]).ok();
     host.virsh(&["destroy", "plain"]).ok();
     assert_eq!(host.partitions(), "root\nroot\n");
-    assert_eq!(host.sh("cat /sys/fs/cgroup/machine.slice/cpuset.cpus.exclusive").ok(), "6-7\n");
+    assert_eq!(host.file(EXCLUSIVE), "6-7\n");
     // Reserved, but no partition (any more).
     host.sh("echo member >/sys/fs/cgroup/pods.slice/cpuset.cpus.partition").ok();
     assert!(host.others().contains("/pods.slice has CPUs 4-5 for itself (cpuset.cpus.exclusive)"), "{}", host.others());
     // Given back.
-    host.exec(&["systemctl", "stop", "pods", "pods.slice", "guest", "web"]).ok();
-    host.sh("echo >/sys/fs/cgroup/machine.slice/cpuset.cpus.exclusive").ok();
+    host.exec(&["systemctl", "stop", "pods", "pods.slice", "guest", "machine-guest.slice", "web"]).ok();
+    host.sh(&format!("echo >{EXCLUSIVE}")).ok();
     assert!(!host.others().contains("WARN"), "{}", host.others());
     host.virsh(&["start", "large"]).ok();
     // One that takes what is leased.
-    host.sh("cd /sys/fs/cgroup && mkdir thief.slice && echo 2-3 >thief.slice/cpuset.cpus.exclusive && echo root >thief.slice/cpuset.cpus.partition").ok();
+    let steals =
+        "mkdir /sys/fs/cgroup/thief.slice && cd /sys/fs/cgroup/thief.slice && echo 2-3 >cpuset.cpus.exclusive &&
+                  echo root >cpuset.cpus.partition";
+    host.sh(steals).ok();
     let check = host.exec(&["virt-pin", "check"]).stdout.split_whitespace().collect::<Vec<_>>().join(" ");
-    let lost = "the CPUs of \"large\" are pinnable : WARN 2-3 are not any more (cgroup /thief.slice has CPUs 2-3 for itself (a cpuset partition))";
+    let lost =
+        "the CPUs of \"large\" are pinnable : WARN 2-3 are not any more (cgroup /thief.slice has CPUs 2-3 for itself";
     assert!(check.contains(lost), "{check}");
     // VMs' own slice narrowed by systemd.
     host.sh("rmdir /sys/fs/cgroup/thief.slice").ok();
@@ -90,7 +110,7 @@ fn what_others_have_for_themselves_is_never_leased() {
 fn exclusive_cpusets_of_version_1_are_never_leased() {
     let Some(host) = Host::with_virt_pin(Shape::default().debian(Debian::Bookworm).cgroup_v1(), CONFIG) else { return };
     // Such a cpuset can only be made of what VMs' does not have.
-    host.sh("cd /sys/fs/cgroup/cpuset && echo 1 >cpuset.cpu_exclusive; mkdir -p theirs machine.slice && cat cpuset.mems >machine.slice/cpuset.mems &&
+    host.sh("cd /sys/fs/cgroup/cpuset && mkdir -p theirs machine.slice && cat cpuset.mems >machine.slice/cpuset.mems &&
              echo 0-3,6-15 >machine.slice/cpuset.cpus && echo 4-5 >theirs/cpuset.cpus && echo 1 >theirs/cpuset.cpu_exclusive")
         .ok();
     assert!(
@@ -112,7 +132,7 @@ fn agree(said: &str) {
         "{before}<!-- check -->\n```console\n# virt-pin check\n...\n{said}...\n```\n<!-- end of check -->{after}"
     );
     if std::env::var_os("UPDATE").is_some() {
-        std::fs::write(DOCUMENT, expected).unwrap();
+        std::fs::File::create(DOCUMENT).unwrap().write_all(expected.as_bytes()).unwrap();
     } else {
         assert!(document == expected, "{DOCUMENT} does not show:\n{said}");
     }

@@ -2,6 +2,7 @@
 //! that is not there; promtool has tried the alerts.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write as _;
 use std::path::Path;
 use std::process::Command;
 
@@ -148,7 +149,7 @@ fn promtool_has_tried_the_alerts() {
                 .replace("'dashboard:", "'dashboard:n"),
         );
     }
-    let file = tempfile::NamedTempFile::new().unwrap();
-    std::fs::write(file.path(), rules).unwrap();
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    file.write_all(rules.as_bytes()).unwrap();
     run(&["check", "rules", file.path().to_str().unwrap()]);
 }

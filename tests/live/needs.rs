@@ -17,14 +17,19 @@ pub(crate) fn met() -> bool {
     static MISSING: OnceLock<Option<String>> = OnceLock::new();
     let Some(why) = MISSING.get_or_init(missing) else { return true };
     assert!(std::env::var_os("VIRT_PIN_LIVE").is_none_or(|v| v != "required"), "live tests are required, but {why}");
-    let test = std::thread::current().name().unwrap_or("live test").to_owned();
-    let mut terminal = std::io::stderr();
-    writeln!(terminal, "skipped: {test}: {why}").unwrap();
+    skip(why);
     false
 }
 
+/// Says that a test is skipped, on the terminal.
+fn skip(why: &str) {
+    let test = std::thread::current().name().unwrap_or("live test").to_owned();
+    let mut terminal = std::io::stderr();
+    writeln!(terminal, "skipped: {test}: {why}").unwrap();
+}
+
 /// Where `scripts/unpack` puts programs that are not installed.
-pub(crate) const UNPACKED: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/../neighbours");
+const UNPACKED: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/../neighbours");
 
 /// Where a neighbour's program is, installed or unpacked; where it is missing says so, as [`met`].
 ///
@@ -32,13 +37,12 @@ pub(crate) const UNPACKED: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/../neig
 /// Where it is missing and `VIRT_PIN_NEIGHBOURS=required` is set.
 pub(crate) fn neighbour(program: &str) -> Option<String> {
     let unpacked = format!("{UNPACKED}/usr/bin");
-    let found = PATH.split(':').chain([unpacked.as_str()]).map(|directory| format!("{directory}/{program}"));
-    let found = found.into_iter().find(|path| Path::new(path).exists());
+    let mut places = PATH.split(':').chain([unpacked.as_str()]).map(|directory| format!("{directory}/{program}"));
+    let found = places.find(|path| Path::new(path).exists());
     if found.is_none() {
         let required = std::env::var_os("VIRT_PIN_NEIGHBOURS").is_some_and(|value| value == "required");
         assert!(!required, "neighbours are required, but {program} is not there");
-        let test = std::thread::current().name().unwrap_or("live test").to_owned();
-        writeln!(std::io::stderr(), "skipped: {test}: {program} is not there (`make neighbours`)").unwrap();
+        skip(&format!("{program} is not there (`make neighbours`)"));
     }
     found
 }

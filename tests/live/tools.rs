@@ -7,7 +7,7 @@ use crate::agent::TRUE;
 use crate::leases::ONE;
 use crate::libvirtd::{Libvirtd, Options};
 use crate::machine::Output;
-use crate::needs::{self, UNPACKED};
+use crate::needs;
 
 const DOCUMENT: &str = include_str!("../../docs/neighbours.md");
 
@@ -162,29 +162,25 @@ conn.defineXML(guest.get_xml())
     daemon.destroy("web");
 }
 
-/// The script that Cockpit makes VMs with, out of its package.
-fn script_of_cockpit() -> Option<String> {
-    let bundle = format!("{UNPACKED}/usr/share/cockpit/machines/index.js.gz");
-    if !std::path::Path::new(&bundle).exists() {
-        return None;
-    }
+/// What Cockpit's page is made of, seen from a directory of programs.
+const BUNDLE: &str = "../share/cockpit/machines/index.js.gz";
+
+/// The script that Cockpit makes VMs with.
+fn script_of_cockpit(bundle: &str) -> String {
     let bundle = std::process::Command::new("zcat").arg(bundle).output().unwrap();
     let bundle = String::from_utf8(bundle.stdout).unwrap();
     // A template literal of JavaScript.
     let script =
         bundle.split('`').find(|text| text.starts_with("#! /usr/bin/python3\n") && text.contains("virt-install"));
-    Some(script.expect("a script that calls virt-install").replace("\\\\", "\\"))
+    script.expect("a script that calls virt-install").replace("\\\\", "\\")
 }
 
 /// Cockpit's calls, as in its src/libvirtApi/domain.js: libvirt-dbus and virt-xml.
 #[test]
 fn cockpit_makes_changes_and_ends_a_vm() {
-    let needed = ["virt-xml", "dbus-daemon", "busctl", "libvirt-dbus"].map(needs::neighbour);
-    let Some(script) = script_of_cockpit().filter(|_| needed.iter().all(Option::is_some)) else {
-        let required = std::env::var_os("VIRT_PIN_NEIGHBOURS").is_some_and(|value| value == "required");
-        assert!(!required, "neighbours are required, but Cockpit is not there");
-        return;
-    };
+    let needed = ["virt-xml", "dbus-daemon", "busctl", "libvirt-dbus", BUNDLE].map(needs::neighbour);
+    let [Some(_), Some(_), Some(_), Some(_), Some(bundle)] = needed else { return };
+    let script = script_of_cockpit(&bundle);
     let Some(daemon) = Libvirtd::start(&Options::virt_pin(ONE)) else { return };
     let agent = daemon.start_agent();
     daemon.line("mkdir -p /run/dbus && dbus-daemon --system --fork && ip link set lo up").ok();

@@ -5,6 +5,7 @@ use crate::cpuset::CpuSet;
 use crate::decision::Situation;
 use crate::host::foreign::{self, Foreign};
 use crate::host::root::Root;
+use crate::lock::former;
 
 /// More cgroups are counted, not named.
 const NAMED: usize = 8;
@@ -21,8 +22,10 @@ pub(super) fn host(root: &Root, situation: &Situation, findings: &mut Findings) 
     if root.is_description() {
         return;
     }
-    // Of what VMs cannot have nobody takes anything away.
-    let confined = foreign::confined(root, &situation.pinnable);
+    // Of what VMs cannot have nobody takes anything away; and what we have kept off leased CPUs has the rest of them, for now.
+    let ours = former::read(root).unwrap_or_default().units;
+    let mut confined = foreign::confined(root, &situation.pinnable);
+    confined.retain(|one| !ours.keys().any(|unit| one.cgroup.ends_with(&format!("/{unit}"))));
     let each = |one: &Foreign| format!("{} may use CPUs {} alone", printable(&one.cgroup), one.cpus);
     let mut named: Vec<String> = confined.iter().take(NAMED).map(each).collect();
     if confined.len() > NAMED {
