@@ -935,6 +935,29 @@ fn repack_makes_room_or_leaves_everything_as_it_was() {
 }
 
 #[test]
+fn repack_moves_leases_off_cpus_that_are_not_pinnable_any_more() {
+    let machine = Machine::new("1-3,9-11");
+    for number in [1, 2] {
+        let vm = Vm::new(number, 2);
+        machine.prepare(&vm);
+        machine.qemu(&vm, 100 * number, &machine.vcpus_of(&vm), "0,4-8,12-15");
+        machine.event(&vm, "started begin").silent();
+    }
+    assert_eq!([1, 2].map(|number| machine.vcpus_of(&Vm::new(number, 2))), [[1, 9], [2, 10]]);
+    // One finds another place, and the other cannot be moved: there is one.
+    machine.pinnable("3,11");
+    let said = machine.cli(&["repack", "--dry-run"]).printed();
+    let end = "Then no lease that can be moved would have CPUs that are not pinnable.\n";
+    assert_eq!(said, format!("Would move \"vm1\" from CPUs 1,9 to 3,11.\n{end}"));
+    // Whoever holds CPUs that are still pinnable stays.
+    machine.pinnable("1,3,9,11");
+    let said = machine.cli(&["repack", "--dry-run"]).printed();
+    assert_eq!(said, format!("Would move \"vm2\" from CPUs 2,10 to 3,11.\n{end}"));
+    machine.pinnable("1-2,9-10");
+    assert!(machine.cli(&["repack", "--dry-run"]).printed().starts_with("Nothing is to be gained"));
+}
+
+#[test]
 fn repack_brings_nearer_together_what_has_room_by_now() {
     let machine = Machine::new("2-3,6-7,10-11,14-15");
     let vms = [
@@ -955,7 +978,10 @@ fn repack_brings_nearer_together_what_has_room_by_now() {
     for (spread, said) in [
         (&vms[2], "Would move \"vm3\" from CPUs 3,7,11,15 to 2-3,10-11.\nThen the leases would lie nearer together.\n"),
         // Its guest has been told of two nodes.
-        (&vms[3], "Nothing is to be gained: no moves are known that would bring a lease nearer together.\n"),
+        (
+            &vms[3],
+            "Nothing is to be gained: no moves are known that would bring a lease nearer together, or off CPUs that are not pinnable.\n",
+        ),
     ] {
         run(&vms[0]);
         run(&vms[1]);

@@ -10,6 +10,7 @@
 )]
 
 use std::fmt::Write as _;
+use std::io::Write as _;
 use std::path::Path;
 
 use virt_pin::alloc::policy::ATTRIBUTES;
@@ -60,7 +61,7 @@ fn the_tables_are_those_of_the_code() {
 /// Fails unless a document is as it should be; with `UPDATE` makes it so.
 fn agree(path: &Path, found: &str, expected: &str) {
     if std::env::var_os("UPDATE").is_some() {
-        std::fs::write(path, expected).unwrap();
+        std::fs::File::create(path).unwrap().write_all(expected.as_bytes()).unwrap();
     } else {
         assert!(found == expected, "{} is not up to date: run UPDATE=1 cargo test --test documents", path.display());
     }

@@ -5,6 +5,7 @@
 //! the kernel, the hook or a signal wakes it ([`watch`]). Nothing depends on it: every start is right without it, and what it
 //! has missed it does when it is started again.
 
+mod allowlist;
 mod drift;
 mod ended;
 mod errands;
@@ -33,6 +34,7 @@ use crate::lock::leases::{Lease, Leases, State};
 use crate::lock::{self, DEADLINE, STATE_DIR, StateLock};
 use crate::relocate::{self, Done};
 use crate::uuid::DomainUuid;
+use allowlist::Withdrawn;
 use drift::Drift;
 use errands::{Errand, Errands};
 use metrics::Metrics;
@@ -57,6 +59,7 @@ pub fn run(root: &Root, metrics: Option<&Path>, once: bool) -> Result<()> {
         voice,
         errands,
         mirrored: BTreeMap::new(),
+        withdrawn: Withdrawn::default(),
         drift: Drift::default(),
         metrics: Metrics::new(metrics, Arc::clone(&done)),
     };
@@ -113,6 +116,7 @@ struct Agent {
     errands: Sender<Errand>,
     /// What libvirt was told of: each running VM's plan and its QEMU.
     mirrored: BTreeMap<DomainUuid, (Plan, Option<Process>)>,
+    withdrawn: Withdrawn,
     drift: Drift,
     metrics: Metrics,
 }
@@ -131,6 +135,9 @@ impl Agent {
                 Err(error) => self.voice.fail(&error),
             }
         }
+        if wake.cpus {
+            self.after_cpus_changed();
+        }
         let leases = match lock::read(&self.root) {
             Ok(leases) => leases,
             Err(error) => {
@@ -141,8 +148,8 @@ impl Agent {
         if wake.leases || wake.daemon {
             self.mirror(&leases);
         }
-        if wake.cpus {
-            self.after_cpus_changed();
+        if wake.leases || wake.configuration {
+            self.withdrawn.look(&self.root, &leases, &self.voice);
         }
         let all = all || wake.leases || wake.cpus || wake.configuration;
         let which = |lease: &Lease| all || wake.running.contains(&lease.name);

@@ -9,16 +9,16 @@ use crate::alloc::policy::Irqs;
 use crate::alloc::repack::Extent;
 use crate::alloc::request::Request;
 use crate::alloc::{self, quality};
+use crate::conditions::{self, Arrival};
 use crate::cpuset::{CpuId, CpuSet};
 use crate::decision::{self, Dedicated, Situation, Wish};
 use crate::definitions;
-use crate::enforce::cookie;
-use crate::enforce::isolation::{self, Wanted, irqs};
+use crate::enforce::isolation::irqs;
 use crate::error::{Error, Result, counted, printable};
 use crate::lock::leases::{Holds, Lease, Leases};
 use crate::uuid::DomainUuid;
 use crate::xml::read::Identity;
-use crate::xml::{Domain, caches, read, realtime, shape};
+use crate::xml::{Domain, read};
 
 /// The answer, in JSON as it stands.
 #[derive(Serialize)]
@@ -116,15 +116,6 @@ impl From<&Plan> for PlanView {
     }
 }
 
-/// How the domain would come in.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Arrival {
-    /// By a start.
-    Start,
-    /// From another host, which has its lease: its XML is rewritten, and no lease of this host is its own.
-    Migration,
-}
-
 /// The text or JSON; a refusal is an answer that is printed, and then an error for the exit status.
 pub(super) fn explain(context: &Context, text: &str, arrival: Arrival) -> Result<Answer> {
     let domain = Domain::parse(text)?;
@@ -196,26 +187,22 @@ fn dedicated(
     }
     let existing = lease.and_then(Lease::plan);
     let situation = situation.beside(&leases, identity.uuid);
-    let entering = arrival == Arrival::Migration;
-    let planned = realtime::check(domain, &wish.request)
-        .and_then(|()| cookie::check(&context.root, &wish.request.policy))
+    let entering = arrival == Arrival::Entry;
+    let planned = conditions::before_plan(&context.root, domain, &wish.request)
         .and_then(|()| situation.plan(wish, existing, entering, &mut |step| steps.push(step.to_string())))
         .and_then(|plan| {
-            let (iothreads, others) = (read::iothread_ids(domain)?, Wanted::of(&leases, identity.uuid));
-            isolation::check(&context.root, &wish.request.policy, &plan, &iothreads, &others)?;
-            if !entering {
-                caches::check(domain, &plan, &decision::cache_ids(&context.root, domain)?)?;
-            }
-            Ok(plan)
+            let domain = (domain, identity.uuid);
+            let told = conditions::of_plan(&context.root, domain, &wish.request, &plan, arrival, &leases)?;
+            Ok((plan, told))
         });
     let refusal = match planned {
-        Ok(plan) => {
+        Ok((plan, told)) => {
             view.held = existing == Some(&plan);
             if wish.request.policy.irqs == Irqs::Away {
                 // Those of a plan are steered when it starts; what is left with a lease cannot be.
                 view.interrupts = irqs::on(&context.root, &plan.exclusive()).unwrap_or_default();
             }
-            view.tells_otherwise = shape::difference(domain, &plan).is_some();
+            view.tells_otherwise = told.is_some();
             view.advice = advise(&situation, &wish.request, &plan, (&leases, identity.uuid));
             view.plan = Some(plan);
             return Ok(None);
@@ -232,7 +219,7 @@ fn dedicated(
             Ok(None)
         }
         Err(error) => {
-            let error = situation.with_moves(error, &wish.request, &leases, identity.uuid);
+            let error = situation.with_moves(error, &wish.asked(entering), &leases, identity.uuid);
             Ok(Some(decision::about(error, &identity.name, Some((&leases, identity.uuid)))))
         }
     }

@@ -33,6 +33,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::alloc::demand::Reserve;
+use crate::conditions::Arrival;
 use crate::config::settings::Settings;
 use crate::cpuset::CpuSet;
 use crate::error::{Code, Error, Result};
@@ -41,7 +42,6 @@ use crate::host::root::Root;
 use crate::lock;
 use crate::lock::leases::Leases;
 use crate::lock::reclaim::reclaim;
-use explain::Arrival;
 
 /// CPUs of their own for libvirt/QEMU virtual machines.
 #[derive(Debug, Parser)]
@@ -345,7 +345,7 @@ fn run(arguments: Arguments) -> Result<Answer> {
                 None => explain::explain(&context, &text, Arrival::Start),
                 Some(file) => {
                     let there = Context { root: described(&file, "--for-host")?, ..context };
-                    explain::explain(&there, &text, Arrival::Migration)
+                    explain::explain(&there, &text, Arrival::Entry)
                 }
             };
         }
