@@ -3,6 +3,8 @@
 
 use std::io::Write as _;
 
+use virt_pin::cpuset::CpuSet;
+
 use crate::guest::Guest;
 use crate::host::{Host, set};
 use crate::isolation::EXCLUSIVE;
@@ -87,19 +89,27 @@ fn what_others_have_for_themselves_is_never_leased() {
     host.exec(&["systemctl", "stop", "pods", "pods.slice", "guest", "machine-guest.slice", "web"]).ok();
     host.sh(&format!("echo >{EXCLUSIVE}")).ok();
     assert!(!host.others().contains("WARN"), "{}", host.others());
-    host.virsh(&["start", "large"]).ok();
-    // One that takes what is leased.
-    let steals =
-        "mkdir /sys/fs/cgroup/thief.slice && cd /sys/fs/cgroup/thief.slice && echo 2-3 >cpuset.cpus.exclusive &&
-                  echo root >cpuset.cpus.partition";
-    host.sh(steals).ok();
+    // One that takes what is leased: a core of two, and another is free beside it.
+    host.virsh(&["start", "plain"]).ok();
+    let had = host.leased("plain");
+    let stolen: CpuSet = had.iter().take(2).collect();
+    let steals = format!(
+        "mkdir /sys/fs/cgroup/thief.slice && cd /sys/fs/cgroup/thief.slice && echo {stolen} >cpuset.cpus.exclusive &&
+         echo root >cpuset.cpus.partition"
+    );
+    host.sh(&steals).ok();
     let check = host.exec(&["virt-pin", "check"]).stdout.split_whitespace().collect::<Vec<_>>().join(" ");
-    let lost =
-        "the CPUs of \"large\" are pinnable : WARN 2-3 are not any more (cgroup /thief.slice has CPUs 2-3 for itself";
-    assert!(check.contains(lost), "{check}");
+    let lost = format!(
+        "the CPUs of \"plain\" are pinnable : WARN {stolen} are not any more (cgroup /thief.slice has CPUs {stolen} for itself"
+    );
+    assert!(check.contains(&lost), "{check}");
+    let said = host.exec(&["virt-pin", "repack"]).ok();
+    assert!(said.contains("Moved \"plain\""), "{said}");
+    assert!(host.leased("plain").is_disjoint(&stolen));
+    assert!(host.check_line("threads of \"plain\" are where").ends_with("PASS"));
     // VMs' own slice narrowed by systemd.
     host.sh("rmdir /sys/fs/cgroup/thief.slice").ok();
-    host.virsh(&["destroy", "large"]).ok();
+    host.virsh(&["destroy", "plain"]).ok();
     host.exec(&["systemctl", "set-property", "--runtime", "machine.slice", "AllowedCPUs=0-7"]).ok();
     assert!(host.others().contains("CPUs 10-15 are outside the cgroup of VMs: never handed out"), "{}", host.others());
     let complaints = host.sh("dmesg | grep -E 'WARNING:|BUG:|cut here' || true").ok();
