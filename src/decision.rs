@@ -394,22 +394,17 @@ impl Situation {
     /// The refusal, with what an allowlist that has changed has to do with it, and who else has pinnable CPUs.
     fn seated(&self, refusal: Refusal) -> Error {
         let error = Error::from(refusal);
-        if !error.code.is_about_placement() {
-            return error;
-        }
-        let seat = self.seats.first().filter(|_| matches!(error.code, Code::Shortage | Code::NeedsRepack));
-        let seat = seat.map(|(name, cpus)| {
+        let scarce = matches!(error.code, Code::Shortage | Code::NeedsRepack);
+        let seat = self.seats.first().filter(|_| scarce).map(|(name, cpus)| {
+            let name = printable(name);
             format!(
-                "CPUs {cpus} have become pinnable while \"{}\" has shared threads there: they are free once it has been started \
-                 anew",
-                printable(name)
+                "CPUs {cpus} have become pinnable while \"{name}\" has shared threads there: they are free once it has been \
+                 started anew"
             )
         });
-        let foreign = self.foreign.iter().map(Foreign::to_string);
-        match foreign.chain(seat).collect::<Vec<_>>() {
-            reasons if reasons.is_empty() => error,
-            reasons => error.because(reasons.join("; ")),
-        }
+        let reasons: Vec<String> = self.foreign.iter().map(Foreign::to_string).chain(seat).collect();
+        let says_nothing = reasons.is_empty() || !error.code.is_about_placement();
+        if says_nothing { error } else { error.because(reasons.join("; ")) }
     }
 }
 

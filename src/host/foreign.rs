@@ -44,7 +44,7 @@ pub fn exclusive(root: &Root, partition: Option<&str>, former: &BTreeMap<String,
     let mut found = Vec::new();
     let mut dir = mount.to_owned();
     for next in path.split('/').skip(1).map(Some).chain([None]) {
-        for name in root.list(&dir).unwrap_or_default() {
+        for name in root.directories(&dir).unwrap_or_default() {
             if Some(name.as_str()) == next || naming.machine(&name).is_some() {
                 continue;
             }
@@ -114,7 +114,7 @@ fn is_partition(naming: Naming, name: &str) -> bool {
 
 /// Shows each cgroup below one with a cpuset, and goes into those where that is wanted.
 fn below(root: &Root, (mount, path): (&str, &str), depth: usize, show: &mut dyn FnMut(&str, &str, &CpuSet) -> bool) {
-    for name in root.list(&format!("{mount}{path}")).unwrap_or_default() {
+    for name in root.directories(&format!("{mount}{path}")).unwrap_or_default() {
         let child = format!("{path}/{name}");
         // Without the controller nobody below has it either.
         let Some(cpus) = list(root, &format!("{mount}{child}"), "cpuset.cpus") else { continue };

@@ -81,11 +81,18 @@ fn virt_install_and_those_who_come_with_it() {
     assert!(said.contains("error[cpu.placement.shortage]: domain \"second\": needs 1 "), "{said}");
     assert!(!daemon.virsh(&["list", "--all", "--name"]).ok().contains("second"));
     daemon.destroy("first");
+    let require = "--xml ./metadata/cpu/@topology=require";
+    assert!(DOCUMENT.contains(require), "docs/neighbours.md has another line");
+    let said = daemon.line(&format!("virt-install {BARE} --name second {policy} {FIRST} {require}")).refused();
+    assert!(said.contains("error[cpu.xml.topology]"), "{said}");
+    assert!(!daemon.virsh(&["list", "--all", "--name"]).ok().contains("second"));
     // A policy by name needs nothing of the tool. A transient VM has no definition that could be shaped.
-    daemon.line(&format!("virt-install {BARE} --name named-1 --transient")).ok();
-    daemon.assert_leased("named-1");
-    assert!(!daemon.is_told_the_truth("named-1"));
-    daemon.destroy("named-1");
+    for (vcpus, told) in [("", false), ("--vcpus 2,sockets=1,cores=2,threads=1", true)] {
+        daemon.line(&format!("virt-install {BARE} --name named-1 --transient {vcpus}")).ok();
+        daemon.assert_leased("named-1");
+        assert_eq!(daemon.is_told_the_truth("named-1"), told);
+        daemon.destroy("named-1");
+    }
 
     // virt-xml edits what it is shown.
     daemon.line("virt-xml web --edit --memory 24").ok();
@@ -280,6 +287,21 @@ fn ansible_has_nothing_to_change_the_second_time() {
         daemon.wait_for_definition("web", TRUE);
     }
     daemon.assert_leased("web");
+    // Without a UUID the module takes libvirt's refusal for agreement.
+    let (before, rest) = XML.split_once("<uuid>").unwrap();
+    let (_, after) = rest.split_once("</uuid>").unwrap();
+    daemon.put("/run/web.xml", 0o644, format!("{before}{after}").replace("16384", "32768").as_bytes());
+    assert_eq!(play("unshaped.yml"), 0);
+    assert!(!daemon.inactive("web").contains("32768"));
+    // One that keeps its topology reads as it was written.
+    daemon.put(
+        "/run/web.xml",
+        0o644,
+        XML.replace("policy='dedicated'", "policy='dedicated' topology='keep'").as_bytes(),
+    );
+    assert_eq!(play("unshaped.yml"), 1);
+    daemon.wait_until("the definition is its owner's", |daemon| !daemon.inactive("web").contains("<topology"));
+    assert_eq!(play("unshaped.yml"), 0);
     daemon.put(
         "/run/end.yml",
         0o644,
