@@ -3,6 +3,7 @@
 # make test      every test, with real libvirtd and QEMU
 # make corpus    the domains of libvirt's own test-suite, for `make test`, which fetches them itself
 # make test-host   virt-pin on whole emulated hosts; minutes the first time
+# make neighbours   virt-install, Ansible, Cockpit, node_exporter and promtool beside virt-pin; installs and unpacks what is missing
 # make run       a demonstration on this machine, which is left as it was
 # make bench-hook   what a start pays for the hook, beside an empty program
 # make bench-placement   where VMs land, beside other placement rules (docs/placement.md)
@@ -29,7 +30,7 @@ LICENSES ?= LICENSE-APACHE LICENSE-MIT LICENSE-LGPL-2.1
 CYCLES  ?= 300
 SEED    ?=
 
-.PHONY: deps build test corpus test-host run bench-hook bench-placement bench-scale fuzz crash races soak man install deb rpm
+.PHONY: deps build test corpus test-host neighbours run bench-hook bench-placement bench-scale fuzz crash races soak man install deb rpm
 
 deps:
 	scripts/install-deps
@@ -50,6 +51,13 @@ corpus:
 test-host:
 	scripts/install-deps mmdebstrap debian-archive-keyring e2fsprogs xz-utils binutils debhelper dpkg-dev lintian
 	scripts/test-host
+
+# Ansible is large, and Cockpit's way to libvirt is a service; the others are unpacked, not installed.
+neighbours:
+	scripts/install-deps ansible libvirt-dbus dbus
+	scripts/unpack target/neighbours prometheus-node-exporter prometheus cockpit-machines
+	VIRT_PIN_LIVE=required VIRT_PIN_NEIGHBOURS=required \
+	    cargo test --locked --test live -- --nocapture neighbours:: tools:: monitoring::
 
 run: deps build
 	demo/run.sh
@@ -95,12 +103,13 @@ install: man
 	install -D -m 0644 $(GENERATED)/bash/virt-pin $(DESTDIR)$(PREFIX)/share/bash-completion/completions/virt-pin
 	install -D -m 0644 $(GENERATED)/zsh/_virt-pin $(DESTDIR)$(ZSHDIR)/_virt-pin
 	install -D -m 0644 $(GENERATED)/fish/virt-pin.fish $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/virt-pin.fish
-	install -d $(DESTDIR)$(DOCDIR)/docs $(DESTDIR)$(DOCDIR)/hooks
+	install -d $(DESTDIR)$(DOCDIR)/docs $(DESTDIR)$(DOCDIR)/hooks $(DESTDIR)$(DOCDIR)/monitoring
 	install -d $(DESTDIR)$(LICENSEDIR)
 	install -m 0644 README.md SECURITY.md NOTICE $(DESTDIR)$(DOCDIR)/
 	[ -z "$(LICENSES)" ] || install -m 0644 $(LICENSES) $(DESTDIR)$(LICENSEDIR)/
 	install -m 0644 docs/* $(DESTDIR)$(DOCDIR)/docs/
 	install -m 0644 hooks/* $(DESTDIR)$(DOCDIR)/hooks/
+	install -m 0644 packaging/grafana/virt-pin.json packaging/prometheus/virt-pin.rules.yml $(DESTDIR)$(DOCDIR)/monitoring/
 
 deb: build
 	scripts/install-deps debhelper dpkg-dev

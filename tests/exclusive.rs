@@ -187,3 +187,43 @@ fn a_policy_that_has_changed_is_not_answered_by_an_old_lease() {
     machine.prepare(&Vm::new(1, 2).with("nodes='1'"));
     assert_eq!(machine.vcpus_of(&Vm::new(1, 2)), [4, 12]);
 }
+
+/// cgroup v2 with machined. A partition elsewhere, CPUs passed on within the VMs' own slice, and one that has lost its CPUs.
+#[test]
+fn what_another_service_has_for_itself_is_nobodys() {
+    let machine = Machine::new("2-7,10-15");
+    machine.put("/proc/mounts", "cgroup2 /cg cgroup2 rw 0 0\n");
+    machine.put("/cg/cgroup.controllers", "cpuset cpu\n");
+    machine.put("/cg/cgroup.procs", "");
+    machine.put("/run/systemd/system/x", "");
+    machine.put("/usr/share/dbus-1/system-services/org.freedesktop.machine1.service", "");
+    machine.put("/cg/machine.slice/cpuset.cpus.effective", "0-2,5-10,13-15\n");
+    machine.put("/cg/machine.slice/cpuset.cpus.exclusive.effective", "3-4,11-12\n");
+    machine.put("/cg/pods.slice/cpuset.cpus.partition", "isolated\n");
+    machine.put("/cg/pods.slice/cpuset.cpus.exclusive.effective", "3,11\n");
+    machine.put("/cg/machine.slice/other.service/cpuset.cpus.exclusive", "4,12\n");
+    machine.put("/cg/invalid.slice/cpuset.cpus.partition", "root invalid (Parent is not a partition root)\n");
+    machine.put("/cg/invalid.slice/cpuset.cpus", "5\n");
+    machine.put("/cg/system.slice/cpuset.cpus", "");
+    machine.put("/cg/system.slice/docker-1.scope/cpuset.cpus", "6-7\n");
+    let capacity = machine.json(&["capacity"]);
+    assert_eq!((&capacity["out_of_reach"], &capacity["housekeeping"]), (&json!("3-4,11-12"), &json!("0-1,8-9")));
+    assert_eq!(capacity["free"], json!("2,5-7,10,13-15"));
+    let check = machine.cli(&["check"]).complaint(Code::CheckFailed) + &machine.cli(&["check"]).stdout;
+    let check = check.split_whitespace().collect::<Vec<_>>().join(" ");
+    let owners = "WARN cgroup /pods.slice has CPUs 3,11 for itself (a cpuset partition); cgroup /machine.slice/other.service has \
+                  CPUs 4,12 for itself (cpuset.cpus.exclusive): never handed out";
+    assert!(check.contains(owners), "{check}");
+    assert!(
+        check.contains(
+            "WARN /invalid.slice may use CPUs 5 alone; /system.slice/docker-1.scope may use CPUs 6-7 alone: what"
+        ),
+        "{check}"
+    );
+    // Who asks for more is told where the rest is.
+    let run = machine.event(&Vm::new(1, 10), "prepare begin");
+    run.refused(Code::Unsatisfiable);
+    let because =
+        "  because: cgroup /pods.slice has CPUs 3,11 for itself (a cpuset partition); cgroup /machine.slice/other";
+    assert!(run.stderr.contains(because), "{}", run.stderr);
+}

@@ -2,6 +2,7 @@
 //!
 //! In the manner of virt-host-validate: one line per question, PASS, WARN or FAIL, and behind it what to do.
 
+mod foreign;
 mod hook;
 
 use serde::Serialize;
@@ -126,11 +127,7 @@ fn host(context: &Context, settings: &Settings, findings: &mut Findings) {
         "every pinnable CPU is online",
         listed(&settings.pinnable.difference(situation.topology.online()), "are offline or absent: never handed out"),
     );
-    findings.unless(
-        "host",
-        "every pinnable CPU can be given to a VM's cgroup",
-        listed(&situation.out_of_reach, "are outside the cgroup of VMs: never handed out"),
-    );
+    foreign::host(&context.root, &situation, findings);
     findings.unless(
         "host",
         "every pinnable CPU is part of a whole pinnable core",
@@ -342,8 +339,10 @@ fn cpus_of(situation: &Situation, lease: &Lease, plan: &Plan, findings: &mut Fin
     }
     let unnamed = plan.exclusive().difference(&situation.pinnable).intersection(online);
     if !unnamed.is_empty() {
-        let worry =
-            format!("{unnamed} are not any more: it keeps them until it ends, then they are nobody's to hand out");
+        let worry = format!(
+            "{unnamed} are not any more{}: it keeps them until it ends, then they are nobody's to hand out",
+            foreign::takers(situation, &unnamed)
+        );
         findings.add("lease", format!("the CPUs of \"{name}\" are pinnable"), Verdict::Warn, worry);
     }
     now

@@ -7,6 +7,7 @@
 pub mod cache_id;
 pub mod cgroup;
 pub mod description;
+pub mod foreign;
 pub mod machine_name;
 pub mod pci;
 pub mod process;

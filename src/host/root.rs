@@ -106,18 +106,21 @@ impl Root {
             Kind::Described(files) => return Ok(described_names(files, dir)),
             Kind::Directory(_) => self.resolve(dir),
         };
-        let entries = match fs::read_dir(&path) {
-            Ok(entries) => entries,
-            Err(error) if is_missing(&error) => return Ok(Vec::new()),
-            Err(error) => return Err(Error::io(Code::HostIo, "list", &path, error)),
-        };
-        let mut names = Vec::new();
-        for entry in entries {
-            let entry = entry.map_err(|error| Error::io(Code::HostIo, "list", &path, error))?;
-            names.extend(entry.file_name().into_string());
+        names(&path, |_| true)
+    }
+
+    /// As [`Root::list`], of what is in there only the directories: in a cgroup those below it, among dozens of files.
+    ///
+    /// # Errors
+    /// As [`Root::list`].
+    pub fn directories(&self, dir: &str) -> Result<Vec<String>> {
+        match &self.kind {
+            Kind::Described(files) => {
+                let is_file = |name: &String| files.contains_key(&format!("{}/{name}", dir.trim_end_matches('/')));
+                Ok(described_names(files, dir).into_iter().filter(|name| !is_file(name)).collect())
+            }
+            Kind::Directory(_) => names(&self.resolve(dir), |entry| entry.file_type().is_ok_and(|kind| kind.is_dir())),
         }
-        names.sort();
-        Ok(names)
     }
 
     /// Whether a file or directory exists (a dangling symbolic link does not).
@@ -171,6 +174,25 @@ fn read_bounded(path: &Path) -> io::Result<String> {
     Ok(String::from_utf8(bytes).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
 }
 
+/// The names of those in a directory that are wanted.
+fn names(path: &Path, wanted: impl Fn(&fs::DirEntry) -> bool) -> Result<Vec<String>> {
+    let failed = |error| Error::io(Code::HostIo, "list", path, error);
+    let entries = match fs::read_dir(path) {
+        Ok(entries) => entries,
+        Err(error) if is_missing(&error) => return Ok(Vec::new()),
+        Err(error) => return Err(failed(error)),
+    };
+    let mut names = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(failed)?;
+        if wanted(&entry) {
+            names.extend(entry.file_name().into_string());
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
 /// The names directly under `dir` in a description.
 fn described_names(files: &BTreeMap<String, String>, dir: &str) -> Vec<String> {
     let prefix = format!("{}/", dir.trim_end_matches('/'));
@@ -198,6 +220,8 @@ mod tests {
             assert_eq!(root.read("/sys/cpu/online").unwrap(), "0-1\n");
             assert_eq!(root.list("/sys/cpu").unwrap(), ["cpu1", "online"]);
             assert_eq!(root.list("/sys/nothing").unwrap(), [""; 0]);
+            assert_eq!(root.directories("/sys/cpu").unwrap(), ["cpu1"]);
+            assert_eq!(root.directories("/sys/nothing").unwrap(), [""; 0]);
             assert!(root.exists("/sys/cpu/cpu1") && !root.exists("/sys/cpu/cpu"));
             assert_eq!(root.read_if_exists("/sys/cpu/online/x").unwrap(), None);
             assert!(root.read("/sys/gone").unwrap_err().message.contains("/sys/gone"));

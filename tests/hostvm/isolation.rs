@@ -94,7 +94,7 @@ impl Host {
     }
 }
 
-const EXCLUSIVE: &str = "/sys/fs/cgroup/machine.slice/cpuset.cpus.exclusive";
+pub(crate) const EXCLUSIVE: &str = "/sys/fs/cgroup/machine.slice/cpuset.cpus.exclusive";
 
 #[test]
 fn nothing_but_the_vm_runs_on_a_partition() {

@@ -19,6 +19,7 @@
 mod agent;
 mod apparmor;
 mod cache;
+mod foreign;
 #[path = "../guest/mod.rs"]
 mod guest;
 mod host;

@@ -9,7 +9,7 @@ use crate::guest::Guest;
 use crate::libvirtd::{Libvirtd, Options};
 
 const ONE: &str = "pinnable_cpus = \"1\"\n";
-const METRICS: &str = "/run/virt-pin.prom";
+pub(crate) const METRICS: &str = "/run/metrics/virt-pin.prom";
 const LOG: &str = "/run/agent.log";
 
 /// Two vCPUs, of which the first has CPU 1: the guest is to be told of two cores, and its owner says two sockets.
@@ -21,13 +21,14 @@ fn owned(name: &str) -> Guest {
     Guest::new(name).vcpus(2).cpu("<cpu><topology sockets='2' cores='1' threads='1'/></cpu>")
 }
 
-const TRUE: &str = "sockets='1' dies='1' cores='2' threads='1'";
+pub(crate) const TRUE: &str = "sockets='1' dies='1' cores='2' threads='1'";
 const OWN: &str = "sockets='2' dies='1' cores='1' threads='1'";
 
 impl Libvirtd {
     /// Starts the agent in the background; its pid.
     #[track_caller]
-    fn start_agent(&self) -> u32 {
+    pub(crate) fn start_agent(&self) -> u32 {
+        self.exec(&["mkdir", "-p", "/run/metrics"]).ok();
         let start = format!("virt-pin agent --metrics {METRICS} </dev/null >>{LOG} 2>&1 & echo $!");
         let pid = self.exec(&["bash", "-c", &start]).ok().trim().parse().unwrap();
         self.wait_until("the agent runs", |daemon| daemon.log().matches("the agent runs").count() > 0);
@@ -35,23 +36,23 @@ impl Libvirtd {
     }
 
     #[track_caller]
-    fn stop_agent(&self, pid: u32) {
+    pub(crate) fn stop_agent(&self, pid: u32) {
         self.signal(pid, "TERM");
         self.wait_until("the agent has ended", |daemon| !daemon.runs(pid));
         self.exec(&["bash", "-c", &format!("mv {LOG} {LOG}.old")]).ok();
     }
 
-    fn log(&self) -> String {
+    pub(crate) fn log(&self) -> String {
         std::fs::read_to_string(self.path(LOG)).unwrap_or_default()
     }
 
     #[track_caller]
-    fn inactive(&self, name: &str) -> String {
+    pub(crate) fn inactive(&self, name: &str) -> String {
         self.virsh(&["dumpxml", "--inactive", "--security-info", name]).ok()
     }
 
     #[track_caller]
-    fn wait_for_topology(&self, name: &str, topology: &str) {
+    pub(crate) fn wait_for_topology(&self, name: &str, topology: &str) {
         let wanted = format!("<topology {topology}/>");
         self.wait_until(&format!("{name} is told of {topology}"), |daemon| daemon.inactive(name).contains(&wanted));
     }

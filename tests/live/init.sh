@@ -37,9 +37,11 @@ dev=/run/bed/dev
 mkdir "$dev"
 mount -t tmpfs -o mode=755 tmpfs "$dev"
 mkdir "$dev/pts" "$dev/shm"
-mount --bind /dev/pts "$dev/pts"
+# Terminals of its own: those of a /dev/ptmx that is bound cannot be found.
+mount -t devpts -o newinstance,ptmxmode=666,mode=620 devpts "$dev/pts"
+ln -s pts/ptmx "$dev/ptmx"
 mount -t tmpfs tmpfs "$dev/shm"
-for node in null zero full random urandom tty ptmx; do
+for node in null zero full random urandom tty; do
     : >"$dev/$node"
     mount --bind "/dev/$node" "$dev/$node"
 done

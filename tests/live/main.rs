@@ -10,7 +10,7 @@
 //! Real libvirtd, real QEMU: each test has a private machine with a daemon of its own.
 //!
 //! `machine` makes the private machine, `libvirtd` runs the daemon on it, `guest` writes domain XML, `needs` knows what
-//! must be there. `leases` holds what virt-pin itself promises, `agent` what its agent does; this file tests the test bed, with a stand-in for the hook.
+//! must be there. `leases` holds what virt-pin itself promises, `agent` what its agent does, `neighbours`, `tools` and `monitoring` what others do beside it; this file tests the test bed, with a stand-in for the hook.
 //! Where a machine cannot run them they say so and pass; `VIRT_PIN_LIVE=required` makes them fail instead.
 
 mod agent;
@@ -21,12 +21,14 @@ mod leases;
 mod libvirtd;
 mod lifecycle;
 mod machine;
+mod monitoring;
 mod needs;
 mod neighbours;
 #[path = "../points/mod.rs"]
 mod points;
 mod soak;
 mod stand_in;
+mod tools;
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};

@@ -17,10 +17,34 @@ pub(crate) fn met() -> bool {
     static MISSING: OnceLock<Option<String>> = OnceLock::new();
     let Some(why) = MISSING.get_or_init(missing) else { return true };
     assert!(std::env::var_os("VIRT_PIN_LIVE").is_none_or(|v| v != "required"), "live tests are required, but {why}");
+    skip(why);
+    false
+}
+
+/// Says that a test is skipped, on the terminal.
+fn skip(why: &str) {
     let test = std::thread::current().name().unwrap_or("live test").to_owned();
     let mut terminal = std::io::stderr();
     writeln!(terminal, "skipped: {test}: {why}").unwrap();
-    false
+}
+
+/// Where `scripts/unpack` puts programs that are not installed.
+const UNPACKED: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/../neighbours");
+
+/// Where a neighbour's program is, installed or unpacked; where it is missing says so, as [`met`].
+///
+/// # Panics
+/// Where it is missing and `VIRT_PIN_NEIGHBOURS=required` is set.
+pub(crate) fn neighbour(program: &str) -> Option<String> {
+    let unpacked = format!("{UNPACKED}/usr/bin");
+    let mut places = PATH.split(':').chain([unpacked.as_str()]).map(|directory| format!("{directory}/{program}"));
+    let found = places.find(|path| Path::new(path).exists());
+    if found.is_none() {
+        let required = std::env::var_os("VIRT_PIN_NEIGHBOURS").is_some_and(|value| value == "required");
+        assert!(!required, "neighbours are required, but {program} is not there");
+        skip(&format!("{program} is not there (`make neighbours`)"));
+    }
+    found
 }
 
 fn missing() -> Option<String> {

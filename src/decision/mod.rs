@@ -3,164 +3,30 @@
 //! Shared by the hook and the command line, so that `virt-pin explain` says exactly what a start would do. Reads the host;
 //! takes no lock, changes nothing.
 
-use std::borrow::Cow;
+mod wish;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::alloc::demand::{Definition, Demand, Reserve, Settled};
 use crate::alloc::plan::Plan;
-use crate::alloc::policy::{Fallback, Kind, Locality, Memory, Policy};
 use crate::alloc::refusal::Refusal;
 use crate::alloc::repack::{self, Extent, Move, Mover};
-use crate::alloc::request::{GuestMemory, Pages, Request};
+use crate::alloc::request::Request;
 use crate::alloc::{self, Steps, Supply, check};
 use crate::config::settings::Settings;
 use crate::cpuset::{CpuId, CpuSet};
 use crate::error::{Code, Error, Moved, Result, listed, printable};
+use crate::host::foreign::{self, Foreign};
 use crate::host::root::Root;
-use crate::host::{Topology, cache_id, cgroup, pci, sysfs};
-use crate::lock::leases::{Holds, Lease, Leases, State};
+use crate::host::{Topology, cache_id, cgroup};
+use crate::lock::former;
+use crate::lock::leases::{Lease, Leases, State};
 use crate::lock::survey::{self, Survey};
 use crate::uuid::DomainUuid;
 use crate::xml::Domain;
 use crate::xml::caches::{self, CacheIds};
-use crate::xml::read::{self, Identity, Pins};
-use crate::xml::shape;
-
-/// What a domain wants of the host's CPUs.
-#[derive(Clone, Debug)]
-pub enum Wish {
-    /// No lease.
-    Shared,
-    /// No policy, but pins written by hand: these CPUs.
-    Static(CpuSet),
-    /// CPUs of its own.
-    Dedicated(Box<Dedicated>),
-}
-
-/// A dedicated domain's request, and what its XML says of pins all the same.
-#[derive(Clone, Debug)]
-pub struct Dedicated {
-    /// What it asks for.
-    pub request: Request,
-    /// Pins in its XML.
-    pub pins: Pins,
-    /// `<vcpu cpuset=...>`: where libvirt would put threads that have no pin.
-    pub default_cpuset: Option<CpuSet>,
-    /// Host nodes that its document binds its memory to, as it was written for its place; libvirt takes no other from us at a
-    /// start.
-    pub bound_to: Option<CpuSet>,
-    /// Where the policy was written: "the domain's XML" or `FILE:LINE`.
-    pub policy_from: String,
-    /// The configuration it was read under.
-    pub settings: Settings,
-}
-
-impl Dedicated {
-    /// The request as it can be answered. `entering`: the document will be replaced by ours (migrate, restore).
-    pub fn asked(&self, entering: bool) -> Cow<'_, Request> {
-        let Some(bound_to) = self.bound_to.as_ref().filter(|_| !entering) else { return Cow::Borrowed(&self.request) };
-        let mut request = self.request.clone();
-        let nodes = request.policy.nodes.map(|nodes| nodes.intersection(bound_to)).filter(|nodes| !nodes.is_empty());
-        request.policy.nodes = nodes.or_else(|| Some(bound_to.clone()));
-        Cow::Owned(request)
-    }
-
-    /// The refusal, with what the document has to do with it.
-    fn confined(&self, error: Error, entering: bool) -> Error {
-        match self.bound_to.as_ref().filter(|_| !entering && error.code.is_about_placement()) {
-            Some(nodes) => error.because(format!(
-                "its XML binds its memory to nodes {nodes}, as virt-pin wrote it for the domain's place, so it can start there alone"
-            )),
-            None => error,
-        }
-    }
-
-    /// How the domain starts although it gets no plan: where there is no place for it and its policy says so, degraded.
-    ///
-    /// # Errors
-    /// The refusal itself; [`Code::StaticConflict`] when libvirt would pin the degraded domain to CPUs of another.
-    pub fn fall_back(&self, refusal: Error, leases: &Leases, domain: Option<DomainUuid>) -> Result<Holds> {
-        if self.request.policy.fallback == Fallback::Refuse || !refusal.code.is_about_placement() {
-            return Err(refusal);
-        }
-        let pins = self.pins.all();
-        match leases.dedicated_owner_of(&pins, domain) {
-            Some(owner) => Err(static_conflict(&pins, owner).because(refusal).with_hint(
-                "fallback=\"shared\" starts it without CPUs of its own, but not on those of another: take the pins out of its \
-                 XML, or stop the VM that holds the CPUs",
-            )),
-            None => Ok(Holds::Degraded { code: refusal.code, reason: refusal.message, pins }),
-        }
-    }
-}
-
-/// What this domain wants: the policy in its XML, or that of the configuration, or its pins. `configured` is only asked
-/// where it matters: a mistake in the configuration does not stop a domain whose own XML says that it is shared.
-///
-/// # Errors
-/// [`Code::PolicyInvalid`], [`Code::PolicyUnsupported`], [`Code::PolicyDenied`], [`Code::DomainInvalid`], [`Code::HostIo`], or those of
-/// `configured`.
-pub fn wish(
-    root: &Root,
-    domain: &Domain<'_>,
-    identity: &Identity,
-    configured: &dyn Fn() -> Result<Settings>,
-) -> Result<Wish> {
-    let parse = |attributes: &[(String, String)]| {
-        Policy::from_attributes(attributes.iter().map(|(name, value)| (name.as_str(), value.as_str())))
-    };
-    let own = read::policy_attributes(domain)?.map(|attributes| parse(&attributes)).transpose()?;
-    if own.as_ref().is_some_and(|policy| policy.kind == Kind::Shared) {
-        return Ok(by_hand(domain));
-    }
-    let settings = configured()?;
-    let section = settings.section_for(identity.uuid, &identity.name);
-    let (mut policy, policy_from) = match (own, section) {
-        (Some(policy), _) => (policy, "the domain's XML".to_owned()),
-        (None, Some(section)) => (parse(&section.attributes)?, section.place.clone()),
-        (None, None) => return Ok(by_hand(domain)),
-    };
-    if policy.kind == Kind::Shared {
-        return Ok(by_hand(domain));
-    }
-    let bound_to = shape::memory_nodes(domain).filter(|_| policy.memory == Memory::Follow);
-    if bound_to.is_none() && read::binds_memory(domain) {
-        // Its own <numatune> is libvirt's to carry out; two bindings would contradict each other.
-        policy.memory = Memory::Any;
-    }
-    let mut request = read::request(domain, policy)?;
-    settings.check(&identity.name, request.vcpus, &request.policy)?;
-    if let Some(memory @ GuestMemory { pages: Pages::HugeDefault, .. }) = request.memory {
-        let size = sysfs::default_hugepage_kib(root)?;
-        request.memory = size.map(|kib| GuestMemory { pages: Pages::Huge(kib), ..memory });
-    }
-    if request.policy.locality == Locality::Devices {
-        for address in read::pci_devices(domain)? {
-            request.devices.extend(pci::node_of(root, address)?);
-        }
-    }
-    let (pins, default_cpuset) = (read::pins(domain)?, read::default_cpuset(domain)?);
-    Ok(Wish::Dedicated(Box::new(Dedicated { request, pins, default_cpuset, bound_to, policy_from, settings })))
-}
-
-/// What a domain's policy element says to no effect: attributes, and not the one without which they ask for nothing.
-pub fn in_vain(domain: &Domain<'_>) -> Option<String> {
-    let attributes = read::policy_attributes(domain).ok()??;
-    if attributes.iter().any(|(name, _)| name == "policy") {
-        return None;
-    }
-    let said: Vec<_> = attributes.iter().map(|(name, value)| format!("{name}=\"{}\"", printable(value))).collect();
-    let said = if said.is_empty() { "nothing".to_owned() } else { said.join(" ") };
-    Some(format!("its policy element says {said}, but not policy=\"dedicated\", without which it asks for no CPUs"))
-}
-
-/// A domain that gets no CPUs from us may have pinned itself; malformed pins are libvirt's to refuse.
-fn by_hand(domain: &Domain<'_>) -> Wish {
-    match read::pins(domain) {
-        Ok(pins) if !pins.is_empty() => Wish::Static(pins.all()),
-        _ => Wish::Shared,
-    }
-}
+use crate::xml::read::Pins;
+pub use wish::{Dedicated, Wish, in_vain, wish};
 
 /// The host as a dedicated request meets it, with what other domains have.
 #[derive(Clone, Debug)]
@@ -171,6 +37,8 @@ pub struct Situation {
     pub pinnable: CpuSet,
     /// Pinnable CPUs outside the reach of a domain's cgroup.
     pub out_of_reach: CpuSet,
+    /// Of these, who has them for itself alone.
+    pub foreign: Vec<Foreign>,
     /// What others have: leased, or in use by their emulator, I/O and shared vCPU threads.
     pub taken: CpuSet,
     /// For the host itself and emulator threads: online, in reach, neither pinnable nor leased nor isolated by the kernel
@@ -201,13 +69,19 @@ impl Situation {
     pub fn read(root: &Root, settings: &Settings, partition: Option<&str>) -> Result<Situation> {
         let (topology, survey) = survey::topology(root)?;
         let everything = || topology.online().union(&settings.pinnable);
-        let reach = cgroup::reach(root, partition)?.unwrap_or_else(everything);
+        // Where what was before our changes cannot be read, that can matter in an unusual partition alone.
+        let former = former::read(root).unwrap_or_default().exclusive;
+        let mut foreign = foreign::exclusive(root, partition, &former);
+        let theirs = foreign.iter().fold(CpuSet::new(), |all, one| all.union(&one.cpus));
+        // What another has for itself within the VMs' own cgroup is not in their reach, although that has it from above.
+        let reach = cgroup::reach(root, partition)?.unwrap_or_else(everything).difference(&theirs);
+        foreign.retain(|one| !one.cpus.is_disjoint(&settings.pinnable));
         // An offline CPU is in nobody's reach; that is not the cgroup's doing.
         let beyond = |reach: &CpuSet| settings.pinnable.difference(reach).intersection(topology.online());
         let out_of_reach = beyond(&reach);
         let common = match partition {
             None => out_of_reach.clone(),
-            Some(_) => beyond(&cgroup::reach(root, None)?.unwrap_or_else(everything)),
+            Some(_) => beyond(&cgroup::reach(root, None)?.unwrap_or_else(everything).difference(&theirs)),
         };
         Ok(Situation {
             usable: topology.online().intersection(&reach),
@@ -217,6 +91,7 @@ impl Situation {
             running: BTreeSet::new(),
             pinnable: settings.pinnable.difference(&out_of_reach),
             out_of_reach,
+            foreign,
             housekeeping: topology
                 .online()
                 .intersection(&reach)
@@ -391,17 +266,20 @@ impl Situation {
         }
     }
 
-    /// The refusal, with what an allowlist that has changed has to do with it.
+    /// The refusal, with what an allowlist that has changed has to do with it, and who else has pinnable CPUs.
     fn seated(&self, refusal: Refusal) -> Error {
         let error = Error::from(refusal);
-        match self.seats.first() {
-            Some((name, cpus)) if matches!(error.code, Code::Shortage | Code::NeedsRepack) => error.because(format!(
-                "CPUs {cpus} have become pinnable while \"{}\" has shared threads there: they are free once it has been \
-                 started anew",
-                printable(name)
-            )),
-            _ => error,
-        }
+        let scarce = matches!(error.code, Code::Shortage | Code::NeedsRepack);
+        let seat = self.seats.first().filter(|_| scarce).map(|(name, cpus)| {
+            let name = printable(name);
+            format!(
+                "CPUs {cpus} have become pinnable while \"{name}\" has shared threads there: they are free once it has been \
+                 started anew"
+            )
+        });
+        let reasons: Vec<String> = self.foreign.iter().map(Foreign::to_string).chain(seat).collect();
+        let says_nothing = reasons.is_empty() || !error.code.is_about_placement();
+        if says_nothing { error } else { error.because(reasons.join("; ")) }
     }
 }
 
@@ -493,36 +371,4 @@ pub fn about(error: Error, name: &str, leases: Option<(&Leases, Option<DomainUui
 /// [`Code::DomainInvalid`], [`Code::HostIo`].
 pub fn cache_ids(root: &Root, domain: &Domain<'_>) -> Result<CacheIds> {
     cache_id::read(root, &caches::levels(domain)?)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::cpuset::NodeId;
-    use crate::host::description;
-
-    #[test]
-    fn the_nodes_of_devices_are_looked_up_where_they_matter() {
-        let machine =
-            "/sys/bus/pci/devices/0000:65:00.0/numa_node\t1\n/sys/bus/pci/devices/0000:66:00.0/numa_node\t-1\n";
-        let root = description::parse(machine).unwrap();
-        let hostdev = |bus: &&str| format!("<hostdev type='pci'><source><address bus='{bus}'/></source></hostdev>");
-        let nodes = |locality: &str, buses: &[&str]| {
-            let devices: String = buses.iter().map(hostdev).collect();
-            let text = format!(
-                "<domain><name>vm</name><metadata><p:cpu xmlns:p='urn:virt-pin:domain:1' policy='dedicated' \
-                 locality='{locality}'/></metadata><devices>{devices}</devices></domain>"
-            );
-            let domain = Domain::parse(&text).unwrap();
-            let identity = read::identity(&domain).unwrap();
-            match wish(&root, &domain, &identity, &|| Settings::read(&root))? {
-                Wish::Dedicated(wish) => Ok(wish.request.devices.into_iter().collect::<Vec<NodeId>>()),
-                other => panic!("{other:?}"),
-            }
-        };
-        assert_eq!(nodes("devices", &["0x65", "0x66", "0x67"]).unwrap(), [NodeId(1)]);
-        assert_eq!(nodes("none", &["0x65", "junk"]).unwrap(), []);
-        let error: Error = nodes("devices", &["junk"]).unwrap_err();
-        assert_eq!(error.code, Code::DomainInvalid);
-    }
 }
