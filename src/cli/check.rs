@@ -8,6 +8,8 @@ use serde::Serialize;
 
 use super::install::{ALONE, IN_DIRECTORY, daemon, find_hook, is_executable, is_ours, program};
 use super::lease::duration;
+use super::style::Style;
+use super::table::{width_of, wrapped};
 use super::{Answer, Context, to_json};
 use crate::alloc::demand::Demand;
 use crate::alloc::plan::Plan;
@@ -99,7 +101,7 @@ pub(super) fn check(context: &Context) -> Result<Answer> {
         state(&context.root, settings.as_ref(), &mut findings);
     }
     let failed = findings.0.iter().filter(|finding| finding.result == Verdict::Fail).count();
-    let text = if context.json { to_json(&serde_json::json!({ "checks": findings.0 }))? } else { render(&findings.0) };
+    let text = if context.json { to_json(&serde_json::json!({ "checks": findings.0 }))? } else { render(&findings.0, Style::of_stdout()) };
     let failed =
         (failed > 0).then(|| Error::new(Code::CheckFailed, format!("{} failed", counted(failed as u64, "check"))));
     Ok(Answer { text, failed })
@@ -477,19 +479,23 @@ fn intruders(root: &Root, leases: &Leases, findings: &mut Findings) {
     findings.unless("lease", "no other VM may run on leased CPUs", worry);
 }
 
-fn render(findings: &[Finding]) -> String {
+fn render(findings: &[Finding], style: Style) -> String {
     const WIDTH: usize = 72;
     let mut out = String::new();
     for finding in findings {
-        let line = format!("{:>6}: {}", finding.area, finding.check);
-        let verdict = match finding.result {
-            Verdict::Pass => "PASS",
-            Verdict::Warn => "WARN",
-            Verdict::Fail => "FAIL",
+        let lines = wrapped(&format!("{:>6}: ", finding.area), &finding.check);
+        let line = lines.trim_end();
+        let last = line.lines().next_back().map_or(0, width_of);
+        let (verdict, colour) = match finding.result {
+            Verdict::Pass => ("PASS", "32"),
+            Verdict::Warn => ("WARN", "33"),
+            Verdict::Fail => ("FAIL", "1;31"),
         };
-        out.push_str(&format!("{line:<WIDTH$}: {verdict}\n"));
+        // A question that needs all of a line has its answer on the next one.
+        let gap = if last > WIDTH { format!("\n{:WIDTH$}", "") } else { " ".repeat(WIDTH - last) };
+        out += &format!("{line}{gap}: {}\n", style.paint(verdict, colour));
         if !finding.message.is_empty() {
-            out.push_str(&super::table::wrapped("        ", &finding.message));
+            out += &wrapped("        ", &finding.message);
         }
     }
     out

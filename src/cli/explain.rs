@@ -3,6 +3,8 @@
 use serde::Serialize;
 
 use super::advice::{self, How};
+use super::start::{self, Arrival};
+use super::table::wrapped;
 use super::{Answer, Context, failure, to_json};
 use crate::alloc::plan::{PlacedCell, Plan};
 use crate::alloc::policy::Irqs;
@@ -12,13 +14,12 @@ use crate::alloc::{self, quality};
 use crate::cpuset::{CpuId, CpuSet};
 use crate::decision::{self, Dedicated, Situation, Wish};
 use crate::definitions;
-use crate::enforce::cookie;
-use crate::enforce::isolation::{self, Wanted, irqs};
+use crate::enforce::isolation::irqs;
 use crate::error::{Error, Result, counted, printable};
 use crate::lock::leases::{Holds, Lease, Leases};
 use crate::uuid::DomainUuid;
 use crate::xml::read::Identity;
-use crate::xml::{Domain, caches, read, realtime, shape};
+use crate::xml::{Domain, read, shape};
 
 /// The answer, in JSON as it stands.
 #[derive(Serialize)]
@@ -116,15 +117,6 @@ impl From<&Plan> for PlanView {
     }
 }
 
-/// How the domain would come in.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Arrival {
-    /// By a start.
-    Start,
-    /// From another host, which has its lease: its XML is rewritten, and no lease of this host is its own.
-    Migration,
-}
-
 /// The text or JSON; a refusal is an answer that is printed, and then an error for the exit status.
 pub(super) fn explain(context: &Context, text: &str, arrival: Arrival) -> Result<Answer> {
     let domain = Domain::parse(text)?;
@@ -162,9 +154,7 @@ fn by_hand(context: &Context, identity: &Identity, cpus: &CpuSet, view: &mut Vie
     view.wish = "static";
     let pinned = format!("no policy, but its XML pins it to CPUs {cpus}: respected as a static lease while it runs");
     view.steps.push(pinned);
-    let leases = context.leases()?;
-    let owner = leases.dedicated_owner_of(cpus, identity.uuid);
-    let refusal = owner.map(|owner| decision::static_conflict(cpus, owner));
+    let refusal = start::by_hand(&context.leases()?, identity, cpus);
     Ok(refusal.map(|error| decision::about(error, &identity.name, None)))
 }
 
@@ -196,19 +186,9 @@ fn dedicated(
     }
     let existing = lease.and_then(Lease::plan);
     let situation = situation.beside(&leases, identity.uuid);
-    let entering = arrival == Arrival::Migration;
-    let planned = realtime::check(domain, &wish.request)
-        .and_then(|()| cookie::check(&context.root, &wish.request.policy))
-        .and_then(|()| situation.plan(wish, existing, entering, &mut |step| steps.push(step.to_string())))
-        .and_then(|plan| {
-            let (iothreads, others) = (read::iothread_ids(domain)?, Wanted::of(&leases, identity.uuid));
-            isolation::check(&context.root, &wish.request.policy, &plan, &iothreads, &others)?;
-            if !entering {
-                caches::check(domain, &plan, &decision::cache_ids(&context.root, domain)?)?;
-            }
-            Ok(plan)
-        });
-    let refusal = match planned {
+    let (who, beside) = ((domain, identity), (&situation, &leases));
+    let mut step = |step: std::fmt::Arguments<'_>| steps.push(step.to_string());
+    let refusal = match start::plan(&context.root, who, wish, beside, arrival, &mut step) {
         Ok(plan) => {
             view.held = existing == Some(&plan);
             if wish.request.policy.irqs == Irqs::Away {
@@ -275,35 +255,38 @@ fn describe(request: &Request) -> String {
 }
 
 fn render(view: &View<'_>) -> String {
-    let mut out = format!("Domain \"{}\"\n", printable(view.domain));
+    let mut out = wrapped("Domain ", &format!("\"{}\"", printable(view.domain)));
     for (number, step) in (1..).zip(&view.steps) {
-        out.push_str(&format!(" {number}. {step}\n"));
+        out += &wrapped(&format!(" {number}. "), step);
     }
     let Some(plan) = &view.plan else { return out };
-    out.push_str(if view.held { "It holds:\n" } else { "It would get:\n" });
+    out += if view.held { "It holds:\n" } else { "It would get:\n" };
+    let mut line = |title: &str, text: &str| out += &wrapped(&format!("  {title:<14} "), text);
     for (vcpu, own) in plan.vcpus.iter().enumerate() {
         let place = own.map_or_else(|| format!("shared CPUs {}", plan.shared), |cpu| format!("CPU {cpu}"));
-        out.push_str(&format!("  vCPU {vcpu:<9} {place}\n"));
+        line(&format!("vCPU {vcpu}"), &place);
     }
     let nodes = plan.nodes.iter().map(|node| CpuId(node.0)).collect::<CpuSet>();
     for (title, cpus) in
         [("parked", &plan.parked), ("emulator", &plan.emulator), ("I/O threads", &plan.iothreads), ("nodes", &nodes)]
     {
         if !cpus.is_empty() {
-            out.push_str(&format!("  {title:<14} {cpus}\n"));
+            line(title, &cpus.to_string());
         }
     }
     if let Some(guest) = plan.guest {
-        out.push_str(&format!("  true topology  {guest}\n"));
-        if guest.threads == 1 && !plan.parked.is_empty() && plan.parked.len() < plan.vcpus.len() {
-            out.push_str("  note: an odd number of vCPUs on cores of several threads: the guest sees each as a core\n");
-        }
+        line("true topology", &guest.to_string());
     }
     for (number, cell) in plan.cells.iter().enumerate() {
-        out.push_str(&format!("  {:<14} {cell}\n", format!("NUMA cell {number}")));
+        line(&format!("NUMA cell {number}"), &cell.to_string());
+    }
+    let mut note = |text: &str| out += &wrapped("  note: ", text);
+    let odd = !plan.parked.is_empty() && plan.parked.len() < plan.vcpus.len();
+    if plan.guest.is_some_and(|guest| guest.threads == 1) && odd {
+        note("an odd number of vCPUs on cores of several threads: the guest sees each as a core");
     }
     if let Some(advice) = &view.advice {
-        out.push_str(&format!("  note: {}\n", printable(&advice.message)));
+        note(&printable(&advice.message));
     }
     if !view.interrupts.is_empty() {
         let what = if view.held {
@@ -311,12 +294,10 @@ fn render(view: &View<'_>) -> String {
         } else {
             "are there now; those that can be moved will be"
         };
-        out.push_str(&format!("  note: interrupts {} {what}\n", printable(&view.interrupts.join(", "))));
+        note(&format!("interrupts {} {what}", printable(&view.interrupts.join(", "))));
     }
     if view.tells_otherwise {
-        out.push_str(
-            "  note: the XML tells the guest otherwise; `virt-pin transform --shape-only` prints what would not\n",
-        );
+        note("the XML tells the guest otherwise; `virt-pin transform --shape-only` prints what would not");
     }
     out
 }

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::table::{columns, shorten};
+use super::table::{columns, fits, wrapped};
 use super::{Context, subject, to_json};
 use crate::alloc::plan::Plan;
 use crate::cpuset::{CpuId, CpuSet};
@@ -97,37 +97,38 @@ pub(super) fn list(context: &Context) -> Result<String> {
     }
     let mut rows: Vec<_> = leases.iter().map(|lease| row(lease, online.as_ref())).collect();
     rows.sort();
-    let (mut rows, offline): (Vec<_>, Vec<_>) = rows.into_iter().unzip();
     let titles = ["Name", "State", "Kind", "vCPUs", "Node", "Parked", "Emulator", "CPUs"];
-    // `virt-pin lease` and `--json` have the sets whole.
-    shorten(&titles, &mut rows, 3);
-    for (row, offline) in rows.iter_mut().zip(offline).filter(|(_, offline)| !offline.is_empty()) {
-        row.iter_mut().last().into_iter().for_each(|cpus| cpus.push_str(&format!(" ({offline} offline)")));
+    if fits(&titles, &rows) {
+        return Ok(columns(&titles, rows));
     }
+    // What each CPU is for, `virt-pin lease` says; here each VM's CPUs are told whole.
+    rows.iter_mut().for_each(|row| drop(row.drain(DETAILS)));
+    let titles: Vec<&str> = titles.iter().enumerate().filter(|(at, _)| !DETAILS.contains(at)).map(|(_, title)| *title).collect();
     Ok(columns(&titles, rows))
 }
+
+/// The columns of the list that go where the table would be too wide.
+const DETAILS: std::ops::Range<usize> = 5..7;
 
 /// The CPUs that are online, where that can be told.
 fn online(context: &Context) -> Option<CpuSet> {
     survey::topology(&context.root).ok().map(|(topology, _)| topology.online().clone())
 }
 
-/// The line, and which of its CPUs are offline.
-fn row(lease: &Lease, online: Option<&CpuSet>) -> (Vec<String>, String) {
+fn row(lease: &Lease, online: Option<&CpuSet>) -> Vec<String> {
     let view = View::of(lease, online);
     let vcpus = if view.vcpus.is_empty() { String::new() } else { view.vcpus.len().to_string() };
-    let name = printable(&lease.name);
-    let row = vec![
-        name,
+    let offline = if view.offline.is_empty() { String::new() } else { format!(" ({} offline)", view.offline) };
+    vec![
+        printable(&lease.name),
         state(lease).to_owned(),
         view.kind.to_owned(),
         dash(vcpus),
         dash(list_of(&view.nodes)),
         dash(view.parked),
         dash(view.emulator),
-        dash(view.cpus),
-    ];
-    (row, view.offline)
+        dash(view.cpus) + &offline,
+    ]
 }
 
 pub(super) fn lease(context: &Context, domain: &str) -> Result<String> {
@@ -139,7 +140,7 @@ pub(super) fn lease(context: &Context, domain: &str) -> Result<String> {
     }
     let mut out = String::new();
     let mut line =
-        |title: &str, value: &str| out.push_str(&format!("{:<15} {}\n", format!("{title}:"), dash(value.to_owned())));
+        |title: &str, value: &str| out.push_str(&wrapped(&format!("{:<15} ", format!("{title}:")), &dash(value.to_owned())));
     line("Name", &printable(&lease.name));
     line("UUID", &view.uuid);
     line("State", state(lease));
