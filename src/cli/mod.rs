@@ -29,7 +29,7 @@ mod table;
 pub mod topology;
 mod transform;
 
-use std::io::{self, Read, Write};
+use std::io::{self, IsTerminal, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -371,6 +371,7 @@ fn run(arguments: Arguments) -> Result<Answer> {
         return Err(Error::new(Code::Usage, "this verb works with the configuration in /etc/virt-pin, not with another (--config)"));
     }
     let says = arguments.verb.only_says();
+    let sentences = says || matches!(arguments.verb, Verb::Reconcile);
     let text = match arguments.verb {
         Verb::Explain { subject, for_host } => {
             let text = subject::xml(&context.root, &subject)?;
@@ -420,10 +421,13 @@ fn run(arguments: Arguments) -> Result<Answer> {
     };
     let text = text?;
     // What is data already (a document, a description) stays as it is.
-    Ok(match (says, context.json) {
-        (true, true) => to_json(&serde_json::json!({ "message": text }))?.into(),
-        (true, false) => text.lines().map(|line| table::wrapped("", line)).collect::<String>().into(),
-        (false, _) => text.into(),
+    Ok(if context.json && says {
+        to_json(&serde_json::json!({ "message": text }))?.into()
+    } else if sentences && io::stdout().is_terminal() {
+        // Programs get each sentence in one line.
+        text.lines().map(|line| table::wrapped("", line)).collect::<String>().into()
+    } else {
+        text.into()
     })
 }
 

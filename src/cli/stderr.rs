@@ -22,10 +22,12 @@ pub(super) fn say(text: &str) {
     let _ = io::stderr().lock().write_all(text.as_bytes());
 }
 
-/// Further lines of one that is too wide are indented as it is.
+/// A line that fits. What is below an error's first line begins with a word for what it is; the rest is below the rest.
 fn fitted(line: &str) -> String {
-    let text = line.trim_start();
-    wrapped(&" ".repeat(line.len() - text.len()), text)
+    match line.strip_prefix("  ").and_then(|line| line.split_once(": ")) {
+        Some((word, text)) => wrapped(&format!("  {word}: "), text),
+        None => wrapped("  ", line).chars().skip(2).collect(),
+    }
 }
 
 /// A line of progress.

@@ -7,6 +7,8 @@ const GAP: usize = 3;
 const LEAST: usize = 20;
 /// Where what has no room beside other things begins below them.
 const INDENT: usize = 8;
+/// A list beside other things may have so many lines; a longer one, with less than half of the width, goes on below them.
+const TALL: usize = 4;
 
 /// A table as virsh prints them. What is in the last column may go on in further lines, and a cell of the first one that leaves no
 /// room for the others has a line of its own.
@@ -29,7 +31,7 @@ pub(super) fn columns(titles: &[&str], rows: Vec<Vec<String>>) -> String {
             }
             padded += &format!("{:<width$}{:GAP$}", if alone { "" } else { cell }, "");
         }
-        out + &wrapped(&padded, last)
+        out + &beside_or_below(&padded, last)
     };
     let mut out = line(&titles.iter().map(|&title| title.to_owned()).collect::<Vec<_>>());
     let lines: Vec<String> = rows.iter().map(|row| line(row)).collect();
@@ -37,6 +39,14 @@ pub(super) fn columns(titles: &[&str], rows: Vec<Vec<String>>) -> String {
     out += &"-".repeat((width + 1).min(WIDTH));
     out.push('\n');
     out + &lines.concat()
+}
+
+fn beside_or_below(first: &str, text: &str) -> String {
+    let beside = wrapped(first, text);
+    if width_of(first) <= WIDTH / 2 || beside.lines().count() <= TALL {
+        return beside;
+    }
+    format!("{}\n{}", first.trim_end(), wrapped(&" ".repeat(INDENT), text))
 }
 
 /// Whether each row of the table has room in one line.
@@ -141,6 +151,9 @@ mod tests {
             let all: String = text.lines().skip(2).collect::<String>().replace(' ', "");
             assert_eq!(all, format!("{name}running{cpus}"), "{text}");
         }
+        // A list that would be a tower is laid flat.
+        let (_, text) = table(&"n".repeat(46), &list(200));
+        assert!(text.contains("   running\n        0,2,4,") && text.lines().all(|line| width_of(line) <= WIDTH), "{text}");
         // A name that leaves room keeps its line.
         assert!(table(&"n".repeat(46), &list(40)).1.contains(&format!(" {}   running   0,2,4", "n".repeat(46))));
     }
