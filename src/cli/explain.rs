@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::advice::{self, How};
+use super::lease::places;
 use super::start::{self, Arrival};
 use super::table::wrapped;
 use super::{Answer, Context, failure, to_json};
@@ -262,9 +263,8 @@ fn render(view: &View<'_>) -> String {
     let Some(plan) = &view.plan else { return out };
     out += if view.held { "It holds:\n" } else { "It would get:\n" };
     let mut line = |title: &str, text: &str| out += &wrapped(&format!("  {title:<14} "), text);
-    for (vcpu, own) in plan.vcpus.iter().enumerate() {
-        let place = own.map_or_else(|| format!("shared CPUs {}", plan.shared), |cpu| format!("CPU {cpu}"));
-        line(&format!("vCPU {vcpu}"), &place);
+    for (vcpus, place) in places(plan) {
+        line(&vcpus, &place);
     }
     let nodes = plan.nodes.iter().map(|node| CpuId(node.0)).collect::<CpuSet>();
     for (title, cpus) in

@@ -162,9 +162,8 @@ pub(super) fn lease(context: &Context, domain: &str) -> Result<String> {
         line("Reason", &printable(reason));
     }
     if let Some(plan) = lease.plan() {
-        for (vcpu, own) in plan.vcpus.iter().enumerate() {
-            let place = own.map_or_else(|| format!("shared CPUs {}", plan.shared), |cpu| format!("CPU {cpu}"));
-            line(&format!("vCPU {vcpu}"), &place);
+        for (vcpus, place) in places(plan) {
+            line(&vcpus, &place);
         }
         line("Parked", &view.parked);
         line("Emulator", &view.emulator);
@@ -194,6 +193,22 @@ fn told_otherwise(context: &Context, lease: &Lease, plan: &Plan) -> Option<Strin
     let status = context.root.read_if_exists(&qemu::file_of(qemu::RUN_DIR, &lease.name, ".xml")?).ok()??;
     let live = qemu::live_domain(&status)?;
     shape::difference(&Domain::parse(&live).ok()?, plan)
+}
+
+/// Where each vCPU is, in words; those on the shared CPUs that follow each other are together.
+pub(super) fn places(plan: &Plan) -> Vec<(String, String)> {
+    let runs = plan.vcpus.chunk_by(|one, next| one.is_none() && next.is_none());
+    let mut first = 0;
+    let places = runs.map(|run| {
+        let (from, to) = (first, first + run.len() - 1);
+        first += run.len();
+        match run.first().copied().flatten() {
+            Some(cpu) => (format!("vCPU {from}"), format!("CPU {cpu}")),
+            None if from == to => (format!("vCPU {from}"), format!("shared CPUs {}", plan.shared)),
+            None => (format!("vCPUs {from}-{to}"), format!("shared CPUs {}", plan.shared)),
+        }
+    });
+    places.collect()
 }
 
 pub(super) fn kind(lease: &Lease) -> &'static str {

@@ -49,9 +49,11 @@ fn said(answer: &Value) -> String {
     }
     let list = |name: &str| answer.get(name).map(set).filter(|cpus| !cpus.is_empty());
     let mut parts: Vec<String> = Vec::new();
-    for (name, word) in [("cpus", "CPUs"), ("parked", "parked"), ("freed", "free again:"), ("nodes", "on nodes")] {
+    for (name, word) in [("cpus", "CPUs"), ("parked", "parked"), ("freed", "free again:")] {
         parts.extend(list(name).map(|cpus| format!("{word} {cpus}")));
     }
+    let nodes = list("nodes");
+    parts.extend(nodes.map(|nodes| format!("node{} {nodes}", if nodes.contains([',', '-']) { "s" } else { "" })));
     let without: Vec<String> = strings(answer.get("degraded")).map(printable).collect();
     if !without.is_empty() {
         parts.push(format!("taken from {}", without.join(", ")));
@@ -89,7 +91,7 @@ pub(super) fn totals(totals: &Value) -> String {
     if !codes.is_empty() {
         said += &format!(" ({})", codes.join(", "));
     }
-    wrapped(" ", &format!("{said}; running at the end: {}", count("running")))
+    wrapped(" ", &format!("{said}; with CPUs of their own at the end: {}", count("running")))
 }
 
 #[cfg(test)]
@@ -100,7 +102,7 @@ mod tests {
     #[test]
     fn each_answer_is_a_line_that_fits() {
         let start = json!({ "op": "start", "id": "db", "cpus": [2, 10, 3], "parked": [11], "nodes": [0], "llcs": [0] });
-        assert_eq!(row(&start), " start      db                 CPUs 2-3,10; parked 11; on nodes 0\n");
+        assert_eq!(row(&start), " start      db                 CPUs 2-3,10; parked 11; node 0\n");
         let stop = json!({ "op": "stop", "id": "db", "freed": "2-3,10-11" });
         assert_eq!(row(&stop), " stop       db                 free again: 2-3,10-11\n");
         let offline = json!({ "op": "offline", "cpus": "3", "degraded": ["db", "web"] });
