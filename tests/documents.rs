@@ -1,19 +1,26 @@
-//! What the documents say is what the code does: the README's reference tables are the code's, and every transcript that begins
-//! with `$ virt-pin` is what the command prints. `UPDATE=1 cargo test --test documents` rewrites both.
+//! What the documents say is what the code does: the README's reference tables are the code's, every transcript that begins
+//! with `$ virt-pin` is what the command shows on a terminal, and what the cookbook quotes is in its files. `UPDATE=1 cargo test --test
+//! documents` rewrites the first two.
 #![allow(
     clippy::tests_outside_test_module,
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::panic,
     clippy::indexing_slicing,
-    reason = "integration tests"
+    clippy::disallowed_methods,
+    reason = "integration tests, which rewrite what they expect"
 )]
+
+mod terminal;
 
 use std::fmt::Write as _;
 use std::path::Path;
+use std::process::Command;
 
 use virt_pin::alloc::policy::ATTRIBUTES;
 use virt_pin::error::Code;
+
+use terminal::on_a_terminal;
 
 const README: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/README.md");
 
@@ -66,14 +73,19 @@ fn agree(path: &Path, found: &str, expected: &str) {
     }
 }
 
-/// What a command prints, seen from the root of the source. One that fails says why after what it has printed.
-fn printed(command: &str) -> String {
-    let output = std::process::Command::new(env!("CARGO_BIN_EXE_virt-pin"))
-        .args(command.split(' '))
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .output()
-        .unwrap();
-    String::from_utf8([output.stdout, output.stderr].concat()).unwrap()
+/// What a command shows on a terminal without colours, seen from the root of the source.
+fn shown(arguments: &str) -> String {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_virt-pin"));
+    command.args(arguments.split_whitespace().filter(|word| *word != "\\"));
+    command.env("NO_COLOR", "1").current_dir(env!("CARGO_MANIFEST_DIR"));
+    on_a_terminal(command)
+}
+
+/// A command, which goes on in the next line where one ends in a backslash, and what follows it.
+fn command_of(block: &str) -> Option<(&str, &str)> {
+    let ends = block.match_indices('\n').map(|(at, _)| at);
+    let end = ends.into_iter().find(|at| !block.get(..*at).unwrap_or_default().ends_with('\\'))?;
+    Some((block.get(..end)?, block.get(end + 1..)?))
 }
 
 #[test]
@@ -88,10 +100,10 @@ fn transcripts_are_what_the_command_prints() {
         for block in blocks {
             let (block, after) = block.split_once("```").unwrap();
             // Those with `$` run on any machine, on descriptions of hosts; those with `#` are of a machine of their own.
-            let text = match block.strip_prefix("$ virt-pin ").and_then(|block| block.split_once('\n')) {
+            let text = match block.strip_prefix("$ virt-pin ").and_then(command_of) {
                 Some((command, _)) => {
                     transcripts += 1;
-                    format!("$ virt-pin {command}\n{}", printed(command))
+                    format!("$ virt-pin {command}\n{}", shown(command))
                 }
                 None => block.to_owned(),
             };
@@ -100,4 +112,26 @@ fn transcripts_are_what_the_command_prints() {
         agree(&path, &found, &expected);
     }
     assert!(transcripts >= 4, "{transcripts}");
+}
+
+/// The elements and the configuration that the cookbook shows are those of the files that its transcripts are made from.
+#[test]
+fn what_the_cookbook_quotes_is_in_its_files() {
+    let docs = concat!(env!("CARGO_MANIFEST_DIR"), "/docs");
+    // Comments are for who reads the file.
+    let flat = |text: &str| -> String {
+        let lines = text.lines().filter(|line| !line.starts_with('#')).flat_map(str::split_whitespace);
+        lines.collect::<Vec<_>>().join(" ")
+    };
+    let files = std::fs::read_dir(format!("{docs}/cookbook")).unwrap();
+    let files: String = files.map(|file| flat(&std::fs::read_to_string(file.unwrap().path()).unwrap())).collect();
+    let cookbook = std::fs::read_to_string(format!("{docs}/cookbook.md")).unwrap();
+    let quoted: Vec<String> = ["```xml\n", "```toml\n"]
+        .iter()
+        .flat_map(|kind| cookbook.split(kind).skip(1).map(|block| flat(block.split_once("```").unwrap().0)))
+        .collect();
+    assert!(quoted.len() >= 7, "{quoted:?}");
+    for quoted in quoted {
+        assert!(files.contains(&quoted), "{quoted}");
+    }
 }

@@ -6,19 +6,22 @@
     clippy::expect_used,
     clippy::panic,
     clippy::indexing_slicing,
-    reason = "integration tests"
+    clippy::disallowed_methods,
+    reason = "integration tests, which rewrite what they expect"
 )]
 
 mod machine;
+mod terminal;
 
 use std::fs::{self, File};
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixDatagram;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use machine::{Machine, Shape, Vm, stat};
 use nix::pty::openpty;
+use terminal::on_a_terminal;
 
 const SCREENS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/screens.md");
 /// Two packages of eight cores of two threads; the first two cores of each are the host's.
@@ -52,7 +55,8 @@ impl Running {
         self.machine.prepare(vm);
         let lease = self.machine.json(&["lease", &vm.uuid]);
         let text = |name: &str| lease[name].as_str().unwrap_or("0").to_owned();
-        let vcpus: Vec<Option<u64>> = lease["vcpus"].as_array().unwrap().iter().map(serde_json::Value::as_u64).collect();
+        let vcpus: Vec<Option<u64>> =
+            lease["vcpus"].as_array().unwrap().iter().map(serde_json::Value::as_u64).collect();
         let pid = 4000 + 100 * vm.id.unwrap();
         let cpus: Vec<u64> = vcpus.iter().map(|cpu| cpu.unwrap_or_default()).collect();
         self.machine.qemu(vm, pid, &cpus, &text("emulator"));
@@ -122,20 +126,6 @@ fn shown(machine: &Machine, arguments: &[&str]) -> String {
     let mut command = machine.cli_command(arguments);
     command.env("NO_COLOR", "1");
     on_a_terminal(command).replace(&*machine.root().to_string_lossy(), "")
-}
-
-/// What a program says to a terminal, stdout and stderr together.
-fn on_a_terminal(mut command: Command) -> String {
-    let terminal = openpty(None, None).unwrap();
-    let ours = || Stdio::from(terminal.slave.try_clone().unwrap());
-    command.env("TERM", "xterm").stdin(Stdio::null()).stdout(ours()).stderr(ours());
-    let mut child = command.spawn().unwrap();
-    drop((command, terminal.slave));
-    let mut text = Vec::new();
-    // Its end is an error when the other side has closed.
-    let _ = File::from(terminal.master).read_to_end(&mut text);
-    child.wait().unwrap();
-    String::from_utf8(text).unwrap().replace("\r\n", "\n")
 }
 
 #[test]
@@ -320,7 +310,10 @@ fn without_colours(text: &str) -> String {
 fn progress_is_for_a_terminal_that_shows_nothing_else() {
     let machine = Machine::new("");
     let event = |number: u32| match number % 2 {
-        0 => format!("{{\"op\":\"start\",\"id\":\"vm\",\"vcpus\":{},\"policy\":{{\"numa\":\"single\"}}}}\n", 32 + number % 64),
+        0 => format!(
+            "{{\"op\":\"start\",\"id\":\"vm\",\"vcpus\":{},\"policy\":{{\"numa\":\"single\"}}}}\n",
+            32 + number % 64
+        ),
         _ => "{\"op\":\"stop\",\"id\":\"vm\"}\n".to_owned(),
     };
     machine.put("/events.jsonl", &(0..4000).map(event).collect::<String>());

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 
 use super::demand::{Definition, Demand, Reserve};
 use super::plan::Plan;
-use super::pools::{Pools, pools};
 use super::policy::OtherThreads;
+use super::pools::{Pools, pools};
 use super::quality::Advice;
 use super::refusal::Refusal;
 use super::repack::{Extent, Move, Mover};

@@ -101,7 +101,11 @@ pub(super) fn check(context: &Context) -> Result<Answer> {
         state(&context.root, settings.as_ref(), &mut findings);
     }
     let failed = findings.0.iter().filter(|finding| finding.result == Verdict::Fail).count();
-    let text = if context.json { to_json(&serde_json::json!({ "checks": findings.0 }))? } else { render(&findings.0, Style::of_stdout()) };
+    let text = if context.json {
+        to_json(&serde_json::json!({ "checks": findings.0 }))?
+    } else {
+        render(&findings.0, Style::of_stdout())
+    };
     let failed =
         (failed > 0).then(|| Error::new(Code::CheckFailed, format!("{} failed", counted(failed as u64, "check"))));
     Ok(Answer { text, failed })

@@ -103,7 +103,8 @@ pub(super) fn list(context: &Context) -> Result<String> {
     }
     // What each CPU is for, `virt-pin lease` says; here each VM's CPUs are told whole.
     rows.iter_mut().for_each(|row| drop(row.drain(DETAILS)));
-    let titles: Vec<&str> = titles.iter().enumerate().filter(|(at, _)| !DETAILS.contains(at)).map(|(_, title)| *title).collect();
+    let titles: Vec<&str> =
+        titles.iter().enumerate().filter(|(at, _)| !DETAILS.contains(at)).map(|(_, title)| *title).collect();
     Ok(columns(&titles, rows))
 }
 
@@ -139,8 +140,9 @@ pub(super) fn lease(context: &Context, domain: &str) -> Result<String> {
         return to_json(&view);
     }
     let mut out = String::new();
-    let mut line =
-        |title: &str, value: &str| out.push_str(&wrapped(&format!("{:<15} ", format!("{title}:")), &dash(value.to_owned())));
+    let mut line = |title: &str, value: &str| {
+        out.push_str(&wrapped(&format!("{:<15} ", format!("{title}:")), &dash(value.to_owned())))
+    };
     line("Name", &printable(&lease.name));
     line("UUID", &view.uuid);
     line("State", state(lease));

@@ -368,7 +368,10 @@ fn run(arguments: Arguments) -> Result<Answer> {
         return Err(Error::new(Code::Usage, "this verb works on this machine, not on a description (--host)"));
     }
     if context.config.is_some() && arguments.verb.needs_this_configuration() {
-        return Err(Error::new(Code::Usage, "this verb works with the configuration in /etc/virt-pin, not with another (--config)"));
+        return Err(Error::new(
+            Code::Usage,
+            "this verb works with the configuration in /etc/virt-pin, not with another (--config)",
+        ));
     }
     let says = arguments.verb.only_says();
     let sentences = says || matches!(arguments.verb, Verb::Reconcile);

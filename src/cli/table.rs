@@ -51,7 +51,8 @@ fn beside_or_below(first: &str, text: &str) -> String {
 
 /// Whether each row of the table has room in one line.
 pub(super) fn fits(titles: &[&str], rows: &[Vec<String>]) -> bool {
-    1 + widths(titles, rows).iter().map(|width| width + GAP).sum::<usize>() <= WIDTH + GAP
+    // A space is before the first column.
+    widths(titles, rows).iter().sum::<usize>() + GAP * titles.len().saturating_sub(1) < WIDTH
 }
 
 /// How wide each column is.
@@ -80,10 +81,12 @@ pub(super) fn wrapped(first: &str, text: &str) -> String {
         let mut word = word;
         while width + width_of(word.trim_end()) > WIDTH {
             if empty {
-                // Wider than a line.
-                let cut = word.char_indices().nth(WIDTH - width).map_or(word.len(), |(at, _)| at);
-                out += word.get(..cut).unwrap_or_default();
-                word = word.get(cut..).unwrap_or_default();
+                // Wider than a line: cut, a path after a slash.
+                let most = word.char_indices().nth(WIDTH - width).map_or(word.len(), |(at, _)| at);
+                let slash = word.get(..most).and_then(|head| head.rfind('/')).filter(|at| *at > most / 2);
+                let (head, tail) = word.split_at(slash.map_or(most, |at| at + 1));
+                out += head;
+                word = tail;
             }
             out.truncate(out.trim_end_matches(' ').len());
             out += &format!("\n{:indent$}", "");
@@ -114,7 +117,9 @@ mod tests {
     fn long_lists_go_on_below() {
         let text = wrapped(" Offline: ", &list(50));
         assert!(text.lines().all(|line| line.len() <= WIDTH && line.starts_with(' ')), "{text}");
-        assert!(text.lines().nth(1).is_some_and(|line| line.starts_with("           ") || line.starts_with("          ")));
+        assert!(
+            text.lines().nth(1).is_some_and(|line| line.starts_with("           ") || line.starts_with("          "))
+        );
         assert_eq!(text.replace(['\n', ' '], ""), format!("Offline:{}", list(50)));
         assert_eq!(wrapped(" - ", ""), " -\n");
         assert_eq!(wrapped("", "a  b"), "a  b\n");
@@ -134,6 +139,8 @@ mod tests {
             assert_eq!(text.matches('x').count(), word, "{text}");
             assert!(text.lines().count() <= 2 + word / 70, "{text}");
         }
+        let path = format!("/sys/{}/{}", "a".repeat(60), "b".repeat(30));
+        assert_eq!(wrapped("  ", &path), format!("  /sys/{}/\n  {}\n", "a".repeat(60), "b".repeat(30)));
     }
 
     #[test]
@@ -144,7 +151,10 @@ mod tests {
             (fits(&titles, &rows), columns(&titles, rows))
         };
         let (fits, text) = table("a", "0-1");
-        assert_eq!((fits, text.as_str()), (true, " Name   State     CPUs\n-----------------------\n a      running   0-1\n"));
+        assert_eq!(
+            (fits, text.as_str()),
+            (true, " Name   State     CPUs\n-----------------------\n a      running   0-1\n")
+        );
         for (name, cpus) in [("a".to_owned(), list(40)), ("n".repeat(60), list(40)), ("n".repeat(200), list(2))] {
             let (fits, text) = table(&name, &cpus);
             assert!(!fits && text.lines().all(|line| width_of(line) <= WIDTH && !line.ends_with(' ')), "{text}");
@@ -153,7 +163,10 @@ mod tests {
         }
         // A list that would be a tower is laid flat.
         let (_, text) = table(&"n".repeat(46), &list(200));
-        assert!(text.contains("   running\n        0,2,4,") && text.lines().all(|line| width_of(line) <= WIDTH), "{text}");
+        assert!(
+            text.contains("   running\n        0,2,4,") && text.lines().all(|line| width_of(line) <= WIDTH),
+            "{text}"
+        );
         // A name that leaves room keeps its line.
         assert!(table(&"n".repeat(46), &list(40)).1.contains(&format!(" {}   running   0,2,4", "n".repeat(46))));
     }

@@ -92,9 +92,10 @@ fn plan(context: &Context, subject: &str, leases: &mut Leases) -> Result<Option<
 
 /// Adds a lease that nobody has been granted.
 fn put(leases: &mut Leases, uuid: Option<DomainUuid>, name: &str, holds: Holds) -> Option<DomainUuid> {
-    let made_up = || (1u64..).find_map(|number| {
-        DomainUuid::parse(&format!("{number:032x}")).filter(|uuid| leases.get(*uuid).is_none())
-    });
+    let made_up = || {
+        (1u64..)
+            .find_map(|number| DomainUuid::parse(&format!("{number:032x}")).filter(|uuid| leases.get(*uuid).is_none()))
+    };
     let uuid = uuid.or_else(made_up)?;
     leases.put(Lease {
         uuid,

@@ -6,8 +6,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::role::Role;
-use crate::cli::lease::state;
 use crate::alloc::pools::Pools;
+use crate::cli::lease::state;
 use crate::cpuset::{CpuId, CpuSet};
 use crate::host::{CoreClass, Cpu, Topology};
 use crate::lock::leases::{Holds, Lease, Leases};

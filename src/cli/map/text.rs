@@ -95,9 +95,10 @@ fn legend(map: &Map<'_>, style: Style) -> String {
     if map.holders.is_empty() {
         return String::new();
     }
-    let rows = map.holders.iter().map(|holder| {
-        vec![holder.mark.clone(), short(&holder.lease.name), holder.state.to_owned(), holder.cpus()]
-    });
+    let rows = map
+        .holders
+        .iter()
+        .map(|holder| vec![holder.mark.clone(), short(&holder.lease.name), holder.state.to_owned(), holder.cpus()]);
     let table = columns(&["", "Name", "State", "CPUs"], rows.collect());
     let mut out = "\n".to_owned();
     for line in table.lines() {
