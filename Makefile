@@ -93,9 +93,10 @@ install: man
 	install -D -m 0644 $(GENERATED)/bash/virt-pin $(DESTDIR)$(PREFIX)/share/bash-completion/completions/virt-pin
 	install -D -m 0644 $(GENERATED)/zsh/_virt-pin $(DESTDIR)$(ZSHDIR)/_virt-pin
 	install -D -m 0644 $(GENERATED)/fish/virt-pin.fish $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/virt-pin.fish
-	install -d $(DESTDIR)$(DOCDIR)/docs $(DESTDIR)$(DOCDIR)/hooks
+	install -d $(DESTDIR)$(DOCDIR)/docs/cookbook $(DESTDIR)$(DOCDIR)/hooks
 	install -m 0644 README.md $(DESTDIR)$(DOCDIR)/
-	install -m 0644 docs/* $(DESTDIR)$(DOCDIR)/docs/
+	install -m 0644 docs/*.* $(DESTDIR)$(DOCDIR)/docs/
+	install -m 0644 docs/cookbook/* $(DESTDIR)$(DOCDIR)/docs/cookbook/
 	install -m 0644 hooks/* $(DESTDIR)$(DOCDIR)/hooks/
 
 deb: build

@@ -232,6 +232,81 @@ fn map() {
 }
 
 #[test]
+fn a_map_of_what_is_only_planned() {
+    let machine = machine();
+    let before = machine.everything();
+    let planned = machine.cli(&["map", "--for", "db"]).printed();
+    assert!(planned.contains(" B   db     planned    3-5; parked 11-13; extra 7,15\n"), "{planned}");
+    assert!(planned.contains(" A   vm1    reserved   2,10\n"), "{planned}");
+    // As `explain` says, and the start then does.
+    let plan = machine.json(&["explain", "db"])["plan"].clone();
+    let view = machine.json(&["map", "--for", "db"]);
+    let uuid = "00000000-0000-0000-0000-000000000002";
+    assert_eq!(view["planned"], json!([{ "name": "db", "lease": uuid }]));
+    let cpus = view["cpus"].as_array().unwrap();
+    let vcpus: Vec<u64> = cpus
+        .iter()
+        .filter(|cpu| cpu["use"] == "vcpu" && cpu["lease"] == uuid)
+        .map(|cpu| cpu["cpu"].as_u64().unwrap())
+        .collect();
+    assert_eq!(json!(vcpus), plan["vcpus"]);
+    // Each finds those before it; a file without a UUID is another VM each time.
+    let file = machine.path("/tmp.xml");
+    let text = Vm::new(6, 2).named("one").xml();
+    let (head, rest) = text.split_once("<uuid>").unwrap();
+    machine.put("/tmp.xml", &format!("{head}{}", rest.split_once("</uuid>").unwrap().1));
+    let file = file.to_str().unwrap();
+    let twice = machine.cli(&["map", "--for", file, "--for", file]).printed();
+    assert!(
+        twice.contains(" B   one    planned    3,11\n") && twice.contains(" C   one    planned    4,12\n"),
+        "{twice}"
+    );
+    let refused = machine.cli(&["map", "--for", file, "--for", "db", "--for", file, "--for", file]);
+    assert!(refused.refused(Code::Shortage).starts_with("domain \"db\": needs 4 whole cores"), "{refused:?}");
+    assert!(refused.stderr.contains("\"one\" 3,11"), "{refused:?}");
+    // One that holds its CPUs is there already; one that asks for none has no place.
+    machine.define(&Vm::new(1, 2), false);
+    assert_eq!(machine.cli(&["map", "--for", "vm1"]).printed(), machine.cli(&["map"]).printed());
+    machine.define(&Vm::new(8, 2).without_policy(), false);
+    machine.cli(&["map", "--for", "vm8"]).refused(Code::PolicyInvalid);
+    machine.cli(&["map", "--for", "nobody"]).refused(Code::DomainUnknown);
+    // Whoever is pinned by hand has a place as well, unless it is another's.
+    machine.define(&Vm::new(9, 1).without_policy().pinned(&[14]), false);
+    let by_hand = machine.cli(&["map", "--for", "vm9"]).printed();
+    assert!(by_hand.contains(" 2   vm9    planned    14\n"), "{by_hand}");
+    machine.define(&Vm::new(9, 1).without_policy().pinned(&[10]), false);
+    machine.cli(&["map", "--for", "vm9"]).refused(Code::StaticConflict);
+    // A VM that would start without CPUs of its own is told why.
+    machine.define(&Vm::new(3, 12).with("fallback='shared'").named("big"), false);
+    machine.cli(&["map", "--for", "big"]).refused(Code::Shortage);
+    // Nothing was granted.
+    assert_eq!(machine.leases().map(String::into_bytes), before[&machine.path("/run/virt-pin/leases.json")]);
+}
+
+#[test]
+fn a_configuration_that_is_not_in_place() {
+    let machine = machine();
+    machine.put("/other.toml", "pinnable_cpus = \"7,15\"\n[[domain]]\nmatch = \"vm*\"\npolicy = \"dedicated\"\n");
+    let file = machine.path("/other.toml").to_str().unwrap().to_owned();
+    machine.define(&Vm::new(8, 2).without_policy(), false);
+    assert_eq!(machine.json(&["explain", "vm8"])["wish"], "shared");
+    let view = machine.json(&["--config", &file, "explain", "vm8"]);
+    assert_eq!((&view["wish"], &view["plan"]["vcpus"]), (&json!("dedicated"), &json!([7, 15])));
+    assert!(view["steps"][0].as_str().unwrap().contains("other.toml:2: 2 vCPUs"), "{view}");
+    // The allowlist of the command line counts.
+    let view = machine.json(&["--config", &file, "--pinnable", "5,13", "explain", "vm8"]);
+    assert_eq!(view["plan"]["vcpus"], json!([5, 13]));
+    for arguments in [&["reconcile"][..], &["gather", "--state"], &["repack"], &["sync", "vm1"]] {
+        let said = machine.cli(&[&["--config", &file][..], arguments].concat()).refused(Code::Usage);
+        assert!(said.contains("--config"), "{said}");
+    }
+    machine.put("/other.toml", "pinnable_cpus = 7\n");
+    let said = machine.cli(&["--config", &file, "map"]).refused(Code::ConfigInvalid);
+    assert!(said.contains("other.toml:1"), "{said}");
+    machine.cli(&["--config", "/nowhere", "map"]).refused(Code::Usage);
+}
+
+#[test]
 fn maps_of_other_machines() {
     let shape = |shape, pinnable| Machine::shaped(shape, pinnable).cli(&["map"]).printed();
     assert_eq!(

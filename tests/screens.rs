@@ -7,6 +7,7 @@
     clippy::panic,
     clippy::indexing_slicing,
     clippy::disallowed_methods,
+    clippy::cast_possible_truncation,
     reason = "integration tests, which rewrite what they expect"
 )]
 

@@ -10,6 +10,7 @@ mod check;
 mod define;
 mod explain;
 mod failure;
+mod finding;
 mod gather;
 mod install;
 mod lease;

@@ -92,9 +92,10 @@ fn plan(context: &Context, subject: &str, leases: &mut Leases) -> Result<Option<
 
 /// Adds a lease that nobody has been granted.
 fn put(leases: &mut Leases, uuid: Option<DomainUuid>, name: &str, holds: Holds) -> Option<DomainUuid> {
+    // Those at the end, which nobody is given.
     let made_up = || {
-        (1u64..)
-            .find_map(|number| DomainUuid::parse(&format!("{number:032x}")).filter(|uuid| leases.get(*uuid).is_none()))
+        let mut candidates = (0..).map(|number| DomainUuid::parse(&format!("{:032x}", u128::MAX - number)));
+        candidates.find_map(|uuid| uuid.filter(|uuid| leases.get(*uuid).is_none()))
     };
     let uuid = uuid.or_else(made_up)?;
     leases.put(Lease {
