@@ -337,6 +337,8 @@ fn progress_is_for_a_terminal_that_shows_nothing_else() {
     assert_eq!(answers.lines().count(), 4001);
     assert!(said.contains(" events, ") && said.contains("% of ") && !said.contains('\n'), "{said:?}");
     assert!(said.starts_with('\r') && said.ends_with("\r\u{1b}[K"), "{said:?}");
+    let lines = said.split('\r').map(|line| line.trim_end_matches("\u{1b}[K"));
+    assert!(lines.clone().all(|line| line.chars().count() < 80), "{said:?}");
     // With nobody at a terminal, nothing is said, and the answers are the same.
     assert_eq!(machine.cli(&arguments).printed(), answers);
 }

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use nix::pty::openpty;
 
-/// What a program says to a terminal, stdout and stderr together.
+/// What a program leaves on a terminal, stdout and stderr together; lines that it has taken away again are gone.
 pub(crate) fn on_a_terminal(mut command: Command) -> String {
     let terminal = openpty(None, None).unwrap();
     let ours = || Stdio::from(terminal.slave.try_clone().unwrap());
@@ -18,5 +18,7 @@ pub(crate) fn on_a_terminal(mut command: Command) -> String {
     // The end is an error (EIO).
     let _ = File::from(terminal.master).read_to_end(&mut text);
     child.wait().unwrap();
-    String::from_utf8(text).unwrap().replace("\r\n", "\n")
+    let text = String::from_utf8(text).unwrap().replace("\r\n", "\n");
+    let left = |line: &str| line.rsplit("\r\u{1b}[K").next().unwrap_or_default().to_owned();
+    text.split_inclusive('\n').map(left).collect()
 }
