@@ -103,11 +103,12 @@ install: man
 	install -D -m 0644 $(GENERATED)/bash/virt-pin $(DESTDIR)$(PREFIX)/share/bash-completion/completions/virt-pin
 	install -D -m 0644 $(GENERATED)/zsh/_virt-pin $(DESTDIR)$(ZSHDIR)/_virt-pin
 	install -D -m 0644 $(GENERATED)/fish/virt-pin.fish $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/virt-pin.fish
-	install -d $(DESTDIR)$(DOCDIR)/docs $(DESTDIR)$(DOCDIR)/hooks $(DESTDIR)$(DOCDIR)/monitoring
+	install -d $(DESTDIR)$(DOCDIR)/docs/cookbook $(DESTDIR)$(DOCDIR)/hooks $(DESTDIR)$(DOCDIR)/monitoring
 	install -d $(DESTDIR)$(LICENSEDIR)
 	install -m 0644 README.md SECURITY.md NOTICE $(DESTDIR)$(DOCDIR)/
 	[ -z "$(LICENSES)" ] || install -m 0644 $(LICENSES) $(DESTDIR)$(LICENSEDIR)/
-	install -m 0644 docs/* $(DESTDIR)$(DOCDIR)/docs/
+	install -m 0644 docs/*.* $(DESTDIR)$(DOCDIR)/docs/
+	install -m 0644 docs/cookbook/* $(DESTDIR)$(DOCDIR)/docs/cookbook/
 	install -m 0644 hooks/* $(DESTDIR)$(DOCDIR)/hooks/
 	install -m 0644 packaging/grafana/virt-pin.json packaging/prometheus/virt-pin.rules.yml $(DESTDIR)$(DOCDIR)/monitoring/
 

@@ -39,6 +39,11 @@ fn keys(value: &Value) -> Vec<&str> {
     value.as_object().unwrap().keys().map(String::as_str).collect()
 }
 
+/// The text without its lines.
+fn flat(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
 /// The error in JSON on stdout, and the same one as text on stderr.
 #[track_caller]
 fn json_error(run: &Run, code: Code) -> Value {
@@ -80,9 +85,16 @@ fn list() {
     let wide = Machine::shaped(Shape(2, 128, 2), "2-255:1/2,258-511:1/2");
     wide.prepare(&Vm::new(1, 30).with("threads-per-core='1'").named("web-12"));
     let text = wide.cli(&["list"]).printed();
-    assert!(text.lines().count() == 3 && text.lines().all(|line| line.chars().count() <= 80), "{text}");
-    assert!(text.contains("   30      ") && text.contains(",...") && text.contains("\n web-12   "), "{text}");
-    assert_eq!(wide.json(&["list"])["leases"][0]["parked"].as_str().unwrap().split(',').count(), 30);
+    // The CPUs are told whole, below; what each is for is for `lease` to say.
+    assert!(text.starts_with(" Name     State      Kind        vCPUs   Node   CPUs\n"), "{text}");
+    let lease = &wide.json(&["list"])["leases"][0];
+    let (first, cpus) = text
+        .split_once("\n web-12   reserved   dedicated   30      ")
+        .unwrap_or_else(|| panic!("{first}", first = text));
+    assert!(first.lines().count() == 2 && text.lines().all(|line| line.chars().count() <= 80), "{text}");
+    let flat: String = cpus.split_whitespace().skip(1).collect();
+    assert_eq!(flat, lease["cpus"].as_str().unwrap());
+    assert_eq!(lease["parked"].as_str().unwrap().split(',').count(), 30);
 }
 
 #[test]
@@ -104,7 +116,8 @@ Emulator:       0-1,8-9
 I/O threads:    0-1,8-9
 Nodes:          0
 True topology:  1 core of 2 threads
-Note:           its XML tells the guest nothing of cores and threads, not 1 core of 2 threads
+Note:           its XML tells the guest nothing of cores and threads, not 1 core
+                of 2 threads
 QEMU pid:       700
 ";
     for domain in ["vm1", &vm.uuid, &vm.uuid.replace('-', "")] {
@@ -135,13 +148,15 @@ fn capacity() {
     let machine = machine();
     assert_eq!(
         machine.cli(&["capacity"]).printed(),
-        " Pinnable      2-7,10-15   (12 CPUs, 6 whole cores; may be handed out)
- Housekeeping  0-1,8-9   (4 CPUs, 2 whole cores; the host, and emulator threads)
- Shared        0-1,3-9,11-15   (14 CPUs, 7 whole cores; for VMs without a lease)
- Leased        2,6,10   (3 CPUs, 1 whole core)
- Dedicated     2,10   (2 CPUs, 1 whole core; vCPUs of leases)
- Free          3-5,7,11-15   (9 CPUs, 4 whole cores)
- Withheld      14   (1 CPU, 0 whole cores; free, for cores=\"thread\" only)
+        " Pool           CPUs   Cores   What for              Which
+-------------------------------------------------------------------
+ Pinnable       12     6       may be handed out     2-7,10-15
+ Housekeeping   4      2       the host, emulators   0-1,8-9
+ Shared         14     7       VMs without a lease   0-1,3-9,11-15
+ Leased         3      1       held by VMs           2,6,10
+ - dedicated    2      1       their vCPUs           2,10
+ Free           9      4       pinnable, not held    3-5,7,11-15
+ - withheld     1      0       for cores=\"thread\"    14
 
  Node   Cores free   CPUs free   vCPUs   Parked   Shared   Withheld   Host
 ---------------------------------------------------------------------------
@@ -186,7 +201,8 @@ fn capacity() {
     let view = machine.json(&["--pinnable", "2-3,9-11,40", "capacity"]);
     assert_eq!((&view["missing"], &view["pinnable"]), (&json!("10,40"), &json!("2-3,9-11,40")));
     let nothing = Machine::new("").cli(&["capacity"]).printed();
-    assert!(nothing.starts_with(" Pinnable      none\n Housekeeping  0-15"), "{nothing}");
+    assert!(nothing.contains("\n Pinnable       0      0       may be handed out     -\n"), "{nothing}");
+    assert!(nothing.contains("\n Housekeeping   16     8       the host, emulators   0-15\n"), "{nothing}");
 }
 
 #[test]
@@ -213,6 +229,81 @@ fn map() {
  = housekeeping (4)
 "
     );
+}
+
+#[test]
+fn a_map_of_what_is_only_planned() {
+    let machine = machine();
+    let before = machine.everything();
+    let planned = machine.cli(&["map", "--for", "db"]).printed();
+    assert!(planned.contains(" B   db     planned    3-5; parked 11-13; extra 7,15\n"), "{planned}");
+    assert!(planned.contains(" A   vm1    reserved   2,10\n"), "{planned}");
+    // As `explain` says, and the start then does.
+    let plan = machine.json(&["explain", "db"])["plan"].clone();
+    let view = machine.json(&["map", "--for", "db"]);
+    let uuid = "00000000-0000-0000-0000-000000000002";
+    assert_eq!(view["planned"], json!([{ "name": "db", "lease": uuid }]));
+    let cpus = view["cpus"].as_array().unwrap();
+    let vcpus: Vec<u64> = cpus
+        .iter()
+        .filter(|cpu| cpu["use"] == "vcpu" && cpu["lease"] == uuid)
+        .map(|cpu| cpu["cpu"].as_u64().unwrap())
+        .collect();
+    assert_eq!(json!(vcpus), plan["vcpus"]);
+    // Each finds those before it; a file without a UUID is another VM each time.
+    let file = machine.path("/tmp.xml");
+    let text = Vm::new(6, 2).named("one").xml();
+    let (head, rest) = text.split_once("<uuid>").unwrap();
+    machine.put("/tmp.xml", &format!("{head}{}", rest.split_once("</uuid>").unwrap().1));
+    let file = file.to_str().unwrap();
+    let twice = machine.cli(&["map", "--for", file, "--for", file]).printed();
+    assert!(
+        twice.contains(" B   one    planned    3,11\n") && twice.contains(" C   one    planned    4,12\n"),
+        "{twice}"
+    );
+    let refused = machine.cli(&["map", "--for", file, "--for", "db", "--for", file, "--for", file]);
+    assert!(refused.refused(Code::Shortage).starts_with("domain \"db\": needs 4 whole cores"), "{refused:?}");
+    assert!(refused.stderr.contains("\"one\" 3,11"), "{refused:?}");
+    // One that holds its CPUs is there already; one that asks for none has no place.
+    machine.define(&Vm::new(1, 2), false);
+    assert_eq!(machine.cli(&["map", "--for", "vm1"]).printed(), machine.cli(&["map"]).printed());
+    machine.define(&Vm::new(8, 2).without_policy(), false);
+    machine.cli(&["map", "--for", "vm8"]).refused(Code::PolicyInvalid);
+    machine.cli(&["map", "--for", "nobody"]).refused(Code::DomainUnknown);
+    // Whoever is pinned by hand has a place as well, unless it is another's.
+    machine.define(&Vm::new(9, 1).without_policy().pinned(&[14]), false);
+    let by_hand = machine.cli(&["map", "--for", "vm9"]).printed();
+    assert!(by_hand.contains(" 2   vm9    planned    14\n"), "{by_hand}");
+    machine.define(&Vm::new(9, 1).without_policy().pinned(&[10]), false);
+    machine.cli(&["map", "--for", "vm9"]).refused(Code::StaticConflict);
+    // A VM that would start without CPUs of its own is told why.
+    machine.define(&Vm::new(3, 12).with("fallback='shared'").named("big"), false);
+    machine.cli(&["map", "--for", "big"]).refused(Code::Shortage);
+    // Nothing was granted.
+    assert_eq!(machine.leases().map(String::into_bytes), before[&machine.path("/run/virt-pin/leases.json")]);
+}
+
+#[test]
+fn a_configuration_that_is_not_in_place() {
+    let machine = machine();
+    machine.put("/other.toml", "pinnable_cpus = \"7,15\"\n[[domain]]\nmatch = \"vm*\"\npolicy = \"dedicated\"\n");
+    let file = machine.path("/other.toml").to_str().unwrap().to_owned();
+    machine.define(&Vm::new(8, 2).without_policy(), false);
+    assert_eq!(machine.json(&["explain", "vm8"])["wish"], "shared");
+    let view = machine.json(&["--config", &file, "explain", "vm8"]);
+    assert_eq!((&view["wish"], &view["plan"]["vcpus"]), (&json!("dedicated"), &json!([7, 15])));
+    assert!(view["steps"][0].as_str().unwrap().contains("other.toml:2: 2 vCPUs"), "{view}");
+    // The allowlist of the command line counts.
+    let view = machine.json(&["--config", &file, "--pinnable", "5,13", "explain", "vm8"]);
+    assert_eq!(view["plan"]["vcpus"], json!([5, 13]));
+    for arguments in [&["reconcile"][..], &["gather", "--state"], &["repack"], &["sync", "vm1"]] {
+        let said = machine.cli(&[&["--config", &file][..], arguments].concat()).refused(Code::Usage);
+        assert!(said.contains("--config"), "{said}");
+    }
+    machine.put("/other.toml", "pinnable_cpus = 7\n");
+    let said = machine.cli(&["--config", &file, "map"]).refused(Code::ConfigInvalid);
+    assert!(said.contains("other.toml:1"), "{said}");
+    machine.cli(&["--config", "/nowhere", "map"]).refused(Code::Usage);
 }
 
 #[test]
@@ -288,7 +379,8 @@ fn explain_says_every_step() {
  4. held by leases: 2,6,10
  5. withheld, as their core is not whole: 14
  6. needed: 3 vCPUs and 1 extra; free: 4 whole cores
- 7. chosen: fewest nodes, then fewest last-level caches, then the rest most useful to others: CPUs 3,4,5
+ 7. chosen: fewest nodes, then fewest last-level caches, then the rest most
+    useful to others: CPUs 3,4,5
 It would get:
   vCPU 0         CPU 3
   vCPU 1         CPU 4
@@ -300,8 +392,10 @@ It would get:
   true topology  3 cores of 1 thread
   NUMA cell 0    vCPU 0 on node 0, 342 MiB
   NUMA cell 1    vCPUs 1-2 on node 1, 682 MiB
-  note: spans 2 nodes (0-1) where 1 is possible; it would be so once enough is free on one node
-  note: its XML tells the guest nothing of cores and threads, not 3 cores of 1 thread; `virt-pin define` corrects it, and so does the agent
+  note: spans 2 nodes (0-1) where 1 is possible; it would be so once enough is
+        free on one node
+  note: its XML tells the guest nothing of cores and threads, not 3 cores of 1
+        thread; `virt-pin define` corrects it, and so does the agent
 "
     );
     let view = machine.json(&["explain", "db"]);
@@ -342,7 +436,7 @@ It would get:
     // Its definition has been changed since: what it has and what it would get are told apart.
     machine.define(&Vm::new(2, 2).named("db"), false);
     let text = machine.cli(&["explain", "db"]).printed();
-    let step = "it holds CPUs 3-5,7,11-13,15, which is not what is asked for now; the rest is about a new start\n";
+    let step = "it holds CPUs 3-5,7,11-13,15, which is not what is asked for now; the rest\n    is about a new start\n";
     assert!(text.contains(step) && text.contains("\nIt would get:\n"), "{text}");
 }
 
@@ -388,7 +482,7 @@ fn explain_of_domains_without_a_policy() {
     let by_hand = machine.cli_with(&["explain", "-"], Vm::new(5, 1).without_policy().pinned(&[3]).xml()).printed();
     assert_eq!(
         by_hand,
-        "Domain \"vm5\"\n 1. no policy, but its XML pins it to CPUs 3: respected as a static lease while it runs\n"
+        "Domain \"vm5\"\n 1. no policy, but its XML pins it to CPUs 3: respected as a static lease while\n    it runs\n"
     );
     // Pins on somebody's CPUs are refused here as at the start.
     let vm = Vm::new(5, 1).without_policy().pinned(&[10]);
@@ -397,7 +491,7 @@ fn explain_of_domains_without_a_policy() {
     assert_eq!((run.code, run.complaint(Code::StaticConflict)), (Some(24), sentence.clone()));
     assert_eq!(
         run.stdout,
-        "Domain \"vm5\"\n 1. no policy, but its XML pins it to CPUs 10: respected as a static lease while it runs\n"
+        "Domain \"vm5\"\n 1. no policy, but its XML pins it to CPUs 10: respected as a static lease while\n    it runs\n"
     );
     let run = machine.cli_with(&["--json", "explain", "-"], vm.xml());
     let view: Value = serde_json::from_str(&run.stdout).unwrap();
@@ -407,7 +501,11 @@ fn explain_of_domains_without_a_policy() {
     let vain = Vm { policy: Some("numa='single' cores='thread'".to_owned()), ..Vm::new(5, 1) };
     let said = machine.cli_with(&["explain", "-"], vain.xml()).printed();
     let what = "its policy element says numa=\"single\" cores=\"thread\", but not policy=\"dedicated\", without which it asks for no CPUs";
-    assert_eq!(said, format!("Domain \"vm5\"\n 1. {what}\n 2. no policy asks for dedicated CPUs: it gets no lease\n"));
+    let broken = what.replace("not policy", "not\n    policy");
+    assert_eq!(
+        said,
+        format!("Domain \"vm5\"\n 1. {broken}\n 2. no policy asks for dedicated CPUs: it gets no lease\n")
+    );
     machine.define(&vain, false);
     let checks = machine.json(&["check"]);
     let found = |checks: &Value, check: &str| {
@@ -776,13 +874,10 @@ fn a_degraded_domain_shows_everywhere() {
     machine.put("/etc/libvirt/qemu/big.xml", &Vm { id: None, ..vm.clone() }.xml());
     // Before the start.
     let text = machine.cli(&["explain", "big"]).printed();
-    assert!(
-        text.ends_with(&format!(
-            " 7. no room: cpu.placement.shortage: {reason}\n \
-             8. fallback=\"shared\": it would start degraded, without CPUs of its own\n"
-        )),
-        "{text}"
+    let end = format!(
+        " 7. no room: cpu.placement.shortage: {reason} 8. fallback=\"shared\": it would start degraded, without CPUs of its own"
     );
+    assert!(flat(&text).ends_with(&end), "{text}");
     let why = json!({ "code": "cpu.placement.shortage", "reason": reason });
     let view = machine.json(&["explain", "big"]);
     assert_eq!((&view["degraded"], &view["plan"], &view["runs_degraded"]), (&why, &Value::Null, &Value::Null));
@@ -805,7 +900,8 @@ Kind:           degraded
 Since:          2 hours ago
 CPUs held:      -
 Code:           cpu.placement.shortage
-Reason:         {reason}
+Reason:         needs 6 whole cores (12 vCPUs, 2 on each), 4 of the 6 pinnable
+                are free
 QEMU pid:       700
 "
         )
@@ -1004,7 +1100,7 @@ fn repack_brings_nearer_together_what_has_room_by_now() {
         // Its guest has been told of two nodes.
         (
             &vms[3],
-            "Nothing is to be gained: no moves are known that would bring a lease nearer together, or off CPUs that are not pinnable.\n",
+            "Nothing is to be gained: no moves are known that would bring a lease nearer\ntogether, or off CPUs that are not pinnable.\n",
         ),
     ] {
         run(&vms[0]);
@@ -1040,7 +1136,7 @@ fn a_cpu_that_is_offline_is_named_everywhere() {
     assert!(said.contains("\"vm1\": CPUs 10 are offline and there is no other place"), "{said}");
     machine.event(&vm, "reconnect begin").silent();
     let list = machine.cli(&["list"]).printed();
-    assert!(list.split_whitespace().collect::<Vec<_>>().join(" ").ends_with("2,10 (10 offline)"), "{list}");
+    assert!(flat(&list).ends_with("2,10 (10 offline)"), "{list}");
     assert!(machine.cli(&["lease", "vm1"]).printed().contains("\nOffline:        10 (what ran there shares the rest;"));
     assert_eq!(machine.json(&["lease", "vm1"])["offline"], "10");
     assert_eq!(machine.json(&["list"])["leases"][0]["offline"], "10");

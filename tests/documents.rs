@@ -1,6 +1,6 @@
 //! What the documents say is what the code does: the README's reference tables are the code's, its installation is what a test on a
-//! whole host has recorded, every transcript that begins with `$ virt-pin` is what the command prints, and every link leads
-//! somewhere. `UPDATE=1 cargo test --test documents` rewrites all but links.
+//! whole host has recorded, every transcript that begins with `$ virt-pin` is what the command shows on a terminal, what the cookbook
+//! quotes is in its files, and every link leads somewhere. `UPDATE=1 cargo test --test documents` rewrites tables and transcripts.
 #![allow(
     clippy::tests_outside_test_module,
     clippy::unwrap_used,
@@ -8,15 +8,20 @@
     clippy::panic,
     clippy::indexing_slicing,
     clippy::disallowed_methods,
-    reason = "integration tests"
+    reason = "integration tests, which rewrite what they expect"
 )]
+
+mod terminal;
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 
 use virt_pin::alloc::policy::ATTRIBUTES;
 use virt_pin::error::Code;
+
+use terminal::on_a_terminal;
 
 /// Who reads documents, or rewrites them, does so alone.
 static ALONE: Mutex<()> = Mutex::new(());
@@ -76,14 +81,19 @@ fn agree(path: &Path, found: &str, expected: &str) {
     }
 }
 
-/// What a command prints, seen from the root of the source. One that fails says why after what it has printed.
-fn printed(command: &str) -> String {
-    let output = std::process::Command::new(env!("CARGO_BIN_EXE_virt-pin"))
-        .args(command.split(' '))
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .output()
-        .unwrap();
-    String::from_utf8([output.stdout, output.stderr].concat()).unwrap()
+/// What a command shows on a terminal without colours, seen from the root of the source.
+fn shown(arguments: &str) -> String {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_virt-pin"));
+    command.args(arguments.split_whitespace().filter(|word| *word != "\\"));
+    command.env("NO_COLOR", "1").current_dir(env!("CARGO_MANIFEST_DIR"));
+    on_a_terminal(command)
+}
+
+/// A command, which goes on in the next line where one ends in a backslash, and what follows it.
+fn command_of(block: &str) -> Option<(&str, &str)> {
+    let ends = block.match_indices('\n').map(|(at, _)| at);
+    let end = ends.into_iter().find(|at| !block.get(..*at).unwrap_or_default().ends_with('\\'))?;
+    Some((block.get(..end)?, block.get(end + 1..)?))
 }
 
 /// The documents in a directory of the source.
@@ -98,9 +108,6 @@ fn anchor(heading: &str) -> String {
     let kept = heading.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
     kept.map(|c| if c == ' ' { '-' } else { c.to_ascii_lowercase() }).collect()
 }
-
-/// Documents that are about to be there.
-const AWAITED: [&str; 5] = ["cookbook.md", "screens.md", "json.md", "troubleshooting.md", "neighbours.md"];
 
 #[test]
 fn every_link_leads_somewhere() {
@@ -123,7 +130,7 @@ fn every_link_leads_somewhere() {
                     text.lines()
                         .any(|line| line.starts_with('#') && anchor(line.trim_start_matches('#').trim()) == part)
                 });
-            if !there && !AWAITED.iter().any(|name| file.ends_with(name)) {
+            if !there {
                 dead.push(format!("{}: {link}", path.display()));
             }
         }
@@ -148,10 +155,10 @@ fn transcripts_are_what_the_command_prints() {
         for block in blocks {
             let (block, after) = block.split_once("```").unwrap();
             // Those with `$` run on any machine, on descriptions of hosts; those with `#` are of a machine of their own.
-            let text = match block.strip_prefix("$ virt-pin ").and_then(|block| block.split_once('\n')) {
+            let text = match block.strip_prefix("$ virt-pin ").and_then(command_of) {
                 Some((command, _)) => {
                     transcripts += 1;
-                    format!("$ virt-pin {command}\n{}", printed(command))
+                    format!("$ virt-pin {command}\n{}", shown(command))
                 }
                 None => block.to_owned(),
             };
@@ -160,4 +167,26 @@ fn transcripts_are_what_the_command_prints() {
         agree(&path, &found, &expected);
     }
     assert!(transcripts >= 4, "{transcripts}");
+}
+
+/// The elements and the configuration that the cookbook shows are those of the files that its transcripts are made from.
+#[test]
+fn what_the_cookbook_quotes_is_in_its_files() {
+    let docs = concat!(env!("CARGO_MANIFEST_DIR"), "/docs");
+    // Comments are for who reads the file.
+    let flat = |text: &str| -> String {
+        let lines = text.lines().filter(|line| !line.starts_with('#')).flat_map(str::split_whitespace);
+        lines.collect::<Vec<_>>().join(" ")
+    };
+    let files = std::fs::read_dir(format!("{docs}/cookbook")).unwrap();
+    let files: String = files.map(|file| flat(&std::fs::read_to_string(file.unwrap().path()).unwrap())).collect();
+    let cookbook = std::fs::read_to_string(format!("{docs}/cookbook.md")).unwrap();
+    let quoted: Vec<String> = ["```xml\n", "```toml\n"]
+        .iter()
+        .flat_map(|kind| cookbook.split(kind).skip(1).map(|block| flat(block.split_once("```").unwrap().0)))
+        .collect();
+    assert!(quoted.len() >= 7, "{quoted:?}");
+    for quoted in quoted {
+        assert!(files.contains(&quoted), "{quoted}");
+    }
 }

@@ -49,7 +49,7 @@ fn only_arm_keeps_a_vm_in_one_class() {
         (name, topology.is_hybrid(), topology.keeps_vms_in_one_class())
     });
     let hybrid: Vec<_> = kinds.filter(|(_, hybrid, bound)| *hybrid || *bound).collect();
-    let expected = [("arm-big-little", true, true), ("hybrid-lowpower", true, false)];
+    let expected = [("arm-big-little", true, true), ("desktop-hybrid", true, false), ("hybrid-lowpower", true, false)];
     assert_eq!(hybrid, expected.map(|(name, hybrid, bound)| (name.to_owned(), hybrid, bound)));
 }
 

@@ -311,7 +311,7 @@ fn partitions_come_with_the_threads_and_what_is_above_is_as_before() {
         &format!("{CGROUP}{other}/vcpu1/virt-pin/cpuset.cpus.partition"),
         "root invalid (No cpu available due to hotplug)\n",
     );
-    let check = machine.cli(&["check"]).stdout;
+    let check = machine.cli(&["check"]).stdout.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(check.contains("says \"root invalid (No cpu available due to") && check.contains("FAIL"), "{check}");
     let said = machine.cli(&["reconcile"]).printed();
     assert!(said.contains("\"vm2\": its partition is valid again"), "{said}");

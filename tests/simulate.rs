@@ -271,3 +271,38 @@ fn who_can_do_without_runs_without() {
         (&1.into(), &2.into(), &2.into())
     );
 }
+
+/// Under a configuration each VM has the policy that one of its name has on a host.
+#[test]
+fn a_configuration_holds_where_one_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("virt-pin.toml");
+    let config = "pinnable_cpus = \"1-3,5-7\"\nautostart_reserve = \"prefer\"\n\n[[domain]]\nmatch = \"ci-*\"\npolicy = \
+                  \"dedicated\"\nthreads-per-core = 1\n\n[[limit]]\nmatch = \"ci-*\"\nmax_vcpus = 2\ndeny = [\"cpus\"]\n";
+    std::fs::File::create(&file).unwrap().write_all(config.as_bytes()).unwrap();
+    let start = |rest: &str| format!("{{\"op\":\"start\",{rest}}}\n");
+    let events = [
+        start("\"id\":\"ci-1\",\"vcpus\":2"),
+        start("\"id\":\"ci-2\",\"vcpus\":3"),
+        start("\"id\":\"ci-3\",\"vcpus\":1,\"policy\":{\"cpus\":\"7\"}"),
+        start("\"id\":\"db\",\"vcpus\":1"),
+        start("\"id\":\"db\",\"vcpus\":1,\"policy\":{\"policy\":\"dedicated\"}"),
+    ]
+    .concat();
+    let file = file.to_str().unwrap();
+    let (code, lines, stderr) = simulate(&["--host-shape", "1s4c2t", "--config", file], &events);
+    assert_eq!((code, lines.len(), stderr.as_str()), (Some(0), 6, ""));
+    assert_eq!((&lines[0]["cpus"], &lines[0]["parked"]), (&serde_json::json!([1, 2]), &serde_json::json!([5, 6])));
+    for line in &lines[1..3] {
+        assert_eq!(line["refused"]["code"], "cpu.policy.denied", "{line}");
+    }
+    assert_eq!((&lines[3]["shared"], &lines[4]["cpus"]), (&true.into(), &serde_json::json!([3])));
+    // Its word on the places of autostart domains counts, unless the command line has one.
+    let events = "{\"op\":\"define\",\"id\":\"a\",\"vcpus\":6,\"autostart\":true,\"policy\":{\"policy\":\"dedicated\"}}\n\
+                  {\"op\":\"start\",\"id\":\"b\",\"vcpus\":2,\"policy\":{\"policy\":\"dedicated\"}}\n";
+    let (_, lines, _) = simulate(&["--host-shape", "1s4c2t", "--config", file], events);
+    assert!(lines[1]["refused"].is_null(), "{lines:?}");
+    let strict = ["--host-shape", "1s4c2t", "--config", file, "--autostart-reserve", "strict"];
+    assert_eq!(simulate(&strict, events).1[1]["refused"]["code"], "cpu.placement.reserved");
+    assert_eq!(simulate(&["--table", "--json"], "").0, Some(Code::Usage.exit().into()));
+}

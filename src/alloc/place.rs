@@ -69,7 +69,8 @@ pub(super) fn place(
         steps(format_args!("on this machine all vCPUs and the emulator stay on cores of one class"));
     }
     if far.is_some() {
-        steps(format_args!("its devices are on nodes {}", node_list(&request.devices)));
+        let nodes = if request.devices.len() == 1 { "node" } else { "nodes" };
+        steps(format_args!("its devices are on {nodes} {}", node_list(&request.devices)));
     }
     let room = |nodes: &[BTreeSet<NodeId>]| has_room(supply.topology, request, &groups, nodes);
     let room = request.memory.is_some().then_some(&room as Room<'_>);

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use super::demand::{Definition, Demand, Reserve};
 use super::plan::Plan;
 use super::policy::OtherThreads;
+use super::pools::{Pools, pools};
 use super::quality::Advice;
 use super::refusal::Refusal;
 use super::repack::{Extent, Move, Mover};
@@ -61,6 +62,11 @@ impl Simulation {
         self.pinnable.intersection(self.host.online()).difference(&taken)
     }
 
+    /// What its CPUs are for.
+    pub fn pools(&self) -> Pools {
+        self.with_supply(None, |supply| pools(supply, self.running.values()))
+    }
+
     /// A dedicated domain is defined, or defined anew.
     pub fn define(&mut self, id: &str, autostart: bool, request: Request) {
         let definition = Definition { key: id.to_owned(), name: id.to_owned(), autostart, request };
@@ -83,7 +89,7 @@ impl Simulation {
             let hint = Some("stop it first".to_owned());
             return Err(Refusal { hint, ..Refusal::new(Code::StateConflict, "it runs already") });
         }
-        let (taken, housekeeping) = self.beside(id);
+        let (taken, housekeeping) = self.beside(Some(id));
         let supply =
             Supply { topology: &self.host, pinnable: &self.pinnable, taken: &taken, housekeeping: &housekeeping };
         let demand = self.demand.get_or_insert_with(|| {
@@ -113,12 +119,12 @@ impl Simulation {
     /// What could be better about the plan of a domain that runs.
     pub fn advise(&self, id: &str) -> Option<Advice> {
         let (request, plan) = self.requests.get(id).zip(self.running.get(id))?;
-        self.with_supply(id, |supply| quality::advise(supply, &seated(request, supply.housekeeping), plan))
+        self.with_supply(Some(id), |supply| quality::advise(supply, &seated(request, supply.housekeeping), plan))
     }
 
     /// The moves of others after which the request has a plan, or one spread no wider than `goal`; `None` = none are known.
     pub fn moves(&self, id: &str, request: &Request, goal: Option<Extent>) -> Option<Vec<Move<String>>> {
-        self.with_supply(id, |supply| {
+        self.with_supply(Some(id), |supply| {
             let others = self.requests.iter().filter(|(other, _)| *other != id);
             let movers = others.filter_map(|(other, request)| {
                 let cpus = self.running.get(other)?.exclusive();
@@ -133,14 +139,14 @@ impl Simulation {
         })
     }
 
-    fn with_supply<T>(&self, id: &str, with: impl FnOnce(&Supply<'_>) -> T) -> T {
+    fn with_supply<T>(&self, id: Option<&str>, with: impl FnOnce(&Supply<'_>) -> T) -> T {
         let (taken, housekeeping) = self.beside(id);
         with(&Supply { topology: &self.host, pinnable: &self.pinnable, taken: &taken, housekeeping: &housekeeping })
     }
 
     /// What a start of this domain meets: the CPUs that others have, and those of the host's own work.
-    fn beside(&self, id: &str) -> (CpuSet, CpuSet) {
-        let others = self.running.iter().filter(|(other, _)| *other != id);
+    fn beside(&self, id: Option<&str>) -> (CpuSet, CpuSet) {
+        let others = self.running.iter().filter(|(other, _)| Some(other.as_str()) != id);
         let taken = others.fold(CpuSet::new(), |taken, (_, plan)| taken.union(&plan.exclusive()));
         let housekeeping = self.host.online().difference(&self.pinnable).difference(&self.host.isolated());
         let housekeeping = housekeeping.difference(&taken);

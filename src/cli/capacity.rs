@@ -15,7 +15,7 @@ use crate::alloc::request::Request;
 use crate::cpuset::{CpuSet, NodeId};
 use crate::decision::Situation;
 use crate::definitions;
-use crate::error::{Code, Error, Result, counted};
+use crate::error::{Code, Error, Result, counted, printable};
 use crate::host::{LlcId, Topology};
 use crate::lock::leases::Lease;
 
@@ -96,50 +96,43 @@ pub(super) fn capacity(context: &Context, options: &Options<'_>) -> Result<Strin
         lists.insert("out_of_reach", situation.out_of_reach.to_string());
         return to_json(&view(&situation.topology, &pools, lists, fits));
     }
-    let mut out = String::new();
-    let mut line = |title: &str, cpus: &CpuSet, meaning: &str| {
-        if cpus.is_empty() {
-            out.push_str(&wrapped(&format!(" {title:<13} "), "none"));
-            return;
-        }
-        let Count { cpus: count, cores } = count(&situation.topology, cpus);
-        let meaning = if meaning.is_empty() { String::new() } else { format!("; {meaning}") };
-        let count = format!("({}, {}{meaning})", counted(count as u64, "CPU"), counted(cores as u64, "whole core"));
-        out.push_str(&wrapped(&format!(" {title:<13} "), &format!("{cpus}   {count}")));
-    };
-    line("Pinnable", &settings.pinnable, "may be handed out");
-    line("Housekeeping", &pools.housekeeping, "the host, and emulator threads");
-    line("Shared", &pools.shared, "for VMs without a lease");
-    line("Leased", &pools.leased, "");
-    let some = [
-        ("Dedicated", &pools.dedicated, "vCPUs of leases"),
-        ("Parked", &pools.parked, "siblings that nobody uses"),
-        ("Extra", &pools.extra, "emulator and I/O threads"),
-    ];
-    for (title, cpus, meaning) in some {
-        if !cpus.is_empty() {
-            line(title, cpus, meaning);
-        }
-    }
-    line("Free", &pools.free, "");
-    let some = [
-        ("Withheld", &pools.withheld, "free, for cores=\"thread\" only"),
-        ("Isolated", &pools.isolated, "by the kernel, not pinnable"),
-        ("Missing", &pools.missing, "pinnable, but offline or absent"),
-        ("Out of reach", &situation.out_of_reach, "pinnable, but not for the VMs' cgroup"),
-    ];
-    for (title, cpus, meaning) in some {
-        if !cpus.is_empty() {
-            line(title, cpus, meaning);
-        }
-    }
+    let mut out = by_use(&situation, &settings.pinnable, &pools);
     out.push('\n');
     out.push_str(&tables(&situation.topology, &pools, options.llc));
     if let Some(fits) = fits {
         let vms = counted(fits.more as u64, "more VM");
-        out.push_str(&format!("\n{vms} of {} (cores x threads on each) would fit now.\n", fits.shape));
+        let said = format!("{vms} of {} (cores x threads on each) would fit now.", printable(&fits.shape));
+        out += "\n";
+        out += &wrapped("", &said);
     }
     Ok(out)
+}
+
+/// What the CPUs are for; a dash is before what is part of the one above.
+fn by_use(situation: &Situation, pinnable: &CpuSet, pools: &Pools) -> String {
+    let row = |title: &str, meaning: &str, cpus: &CpuSet| {
+        let Count { cpus: count, cores } = count(&situation.topology, cpus);
+        let list = if cpus.is_empty() { "-".to_owned() } else { cpus.to_string() };
+        vec![title.to_owned(), count.to_string(), cores.to_string(), meaning.to_owned(), list]
+    };
+    // These are named even where there are none.
+    let rows = [
+        (true, "Pinnable", "may be handed out", pinnable),
+        (true, "Housekeeping", "the host, emulators", &pools.housekeeping),
+        (true, "Shared", "VMs without a lease", &pools.shared),
+        (true, "Leased", "held by VMs", &pools.leased),
+        (false, "- dedicated", "their vCPUs", &pools.dedicated),
+        (false, "- parked", "siblings nobody uses", &pools.parked),
+        (false, "- extra", "emulator, I/O threads", &pools.extra),
+        (true, "Free", "pinnable, not held", &pools.free),
+        (false, "- withheld", "for cores=\"thread\"", &pools.withheld),
+        (false, "Isolated", "by the kernel", &pools.isolated),
+        (false, "Missing", "offline or absent", &pools.missing),
+        (false, "Out of reach", "not the VMs' cgroup's", &situation.out_of_reach),
+    ];
+    let rows = rows.into_iter().filter(|(always, _, _, cpus)| *always || !cpus.is_empty());
+    let titles = ["Pool", "CPUs", "Cores", "What for", "Which"];
+    columns(&titles, rows.map(|(_, title, meaning, cpus)| row(title, meaning, cpus)).collect())
 }
 
 fn uses(pools: &Pools) -> [(&'static str, &CpuSet); 11] {

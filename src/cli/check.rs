@@ -5,9 +5,9 @@
 mod foreign;
 mod hook;
 
-use serde::Serialize;
-
+use super::finding::{Findings, Verdict};
 use super::lease::duration;
+use super::style::Style;
 use super::{Answer, Context, to_json};
 use crate::alloc::demand::Demand;
 use crate::alloc::plan::Plan;
@@ -29,50 +29,6 @@ use crate::lock::former;
 use crate::lock::leases::{Holds, Lease, Leases};
 use crate::lock::reclaim::reclaim;
 use crate::xml::{Domain, read};
-
-/// One question and its answer.
-#[derive(Debug, Serialize)]
-struct Finding {
-    area: &'static str,
-    check: String,
-    result: Verdict,
-    #[serde(skip_serializing_if = "String::is_empty")]
-    message: String,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-enum Verdict {
-    Pass,
-    Warn,
-    Fail,
-}
-
-/// The findings so far.
-#[derive(Default)]
-struct Findings(Vec<Finding>);
-
-impl Findings {
-    fn add(&mut self, area: &'static str, check: impl Into<String>, result: Verdict, message: impl Into<String>) {
-        self.0.push(Finding { area, check: check.into(), result, message: message.into() });
-    }
-
-    fn pass(&mut self, area: &'static str, check: impl Into<String>, detail: impl Into<String>) {
-        self.add(area, check, Verdict::Pass, detail);
-    }
-
-    /// PASS if nothing is there to be said, else WARN with it.
-    fn unless(&mut self, area: &'static str, check: impl Into<String>, worry: Option<String>) {
-        let result = if worry.is_some() { Verdict::Warn } else { Verdict::Pass };
-        self.add(area, check, result, worry.unwrap_or_default());
-    }
-
-    fn error(&mut self, area: &'static str, check: impl Into<String>, error: &Error) {
-        let hint = error.hint.as_deref().unwrap_or(error.code.advice());
-        let causes: String = error.causes().iter().map(|cause| format!(", because {cause}")).collect();
-        self.add(area, check, Verdict::Fail, format!("{}{causes} ({hint})", error.message));
-    }
-}
 
 pub(super) fn check(context: &Context) -> Result<Answer> {
     let mut findings = Findings::default();
@@ -101,8 +57,8 @@ pub(super) fn check(context: &Context) -> Result<Answer> {
         hook::agent(&context.root, &mut findings);
         state(&context.root, settings.as_ref(), &mut findings);
     }
-    let failed = findings.0.iter().filter(|finding| finding.result == Verdict::Fail).count();
-    let text = if context.json { to_json(&serde_json::json!({ "checks": findings.0 }))? } else { render(&findings.0) };
+    let failed = findings.failed();
+    let text = if context.json { to_json(&findings)? } else { findings.render(Style::of_stdout()) };
     let failed =
         (failed > 0).then(|| Error::new(Code::CheckFailed, format!("{} failed", counted(failed as u64, "check"))));
     Ok(Answer { text, failed })
@@ -407,22 +363,4 @@ fn intruders(root: &Root, leases: &Leases, findings: &mut Findings) {
         )
     });
     findings.unless("lease", "no other VM may run on leased CPUs", worry);
-}
-
-fn render(findings: &[Finding]) -> String {
-    const WIDTH: usize = 72;
-    let mut out = String::new();
-    for finding in findings {
-        let line = format!("{:>6}: {}", finding.area, finding.check);
-        let verdict = match finding.result {
-            Verdict::Pass => "PASS",
-            Verdict::Warn => "WARN",
-            Verdict::Fail => "FAIL",
-        };
-        out.push_str(&format!("{line:<WIDTH$}: {verdict}\n"));
-        if !finding.message.is_empty() {
-            out.push_str(&super::table::wrapped("        ", &finding.message));
-        }
-    }
-    out
 }

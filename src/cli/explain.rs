@@ -3,13 +3,16 @@
 use serde::Serialize;
 
 use super::advice::{self, How};
+use super::lease::places;
+use super::start;
+use super::table::wrapped;
 use super::{Answer, Context, failure, to_json};
 use crate::alloc::plan::{PlacedCell, Plan};
 use crate::alloc::policy::Irqs;
 use crate::alloc::repack::Extent;
 use crate::alloc::request::Request;
 use crate::alloc::{self, check, quality};
-use crate::conditions::{self, Arrival};
+use crate::conditions::Arrival;
 use crate::cpuset::{CpuId, CpuSet};
 use crate::decision::{self, Dedicated, Situation, Wish};
 use crate::definitions;
@@ -155,9 +158,7 @@ fn by_hand(context: &Context, identity: &Identity, cpus: &CpuSet, view: &mut Vie
     view.wish = "static";
     let pinned = format!("no policy, but its XML pins it to CPUs {cpus}: respected as a static lease while it runs");
     view.steps.push(pinned);
-    let leases = context.leases()?;
-    let owner = leases.dedicated_owner_of(cpus, identity.uuid);
-    let refusal = owner.map(|owner| decision::static_conflict(cpus, owner));
+    let refusal = start::by_hand(&context.leases()?, identity, cpus);
     Ok(refusal.map(|error| decision::about(error, &identity.name, None)))
 }
 
@@ -193,15 +194,9 @@ fn dedicated(
         let cpus = held.exclusive();
         steps.push(format!("it holds CPUs {cpus}, which is not what is asked for now; the rest is about a new start"));
     }
-    let entering = arrival == Arrival::Entry;
-    let planned = conditions::before_plan(&context.root, domain, &wish.request)
-        .and_then(|()| situation.plan(wish, existing, entering, &mut |step| steps.push(step.to_string())))
-        .and_then(|plan| {
-            let domain = (domain, identity.uuid);
-            let told = conditions::of_plan(&context.root, domain, &wish.request, &plan, arrival, &leases)?;
-            Ok((plan, told))
-        });
-    let refusal = match planned {
+    let (who, beside) = ((domain, identity), (&situation, &leases));
+    let mut step = |step: std::fmt::Arguments<'_>| steps.push(step.to_string());
+    let refusal = match start::plan(&context.root, who, wish, beside, arrival, &mut step) {
         Ok((plan, told)) => {
             view.held = existing == Some(&plan);
             if wish.request.policy.irqs == Irqs::Away {
@@ -225,7 +220,7 @@ fn dedicated(
             Ok(None)
         }
         Err(error) => {
-            let error = situation.with_moves(error, &wish.asked(entering), &leases, identity.uuid);
+            let error = situation.with_moves(error, &wish.asked(arrival == Arrival::Entry), &leases, identity.uuid);
             Ok(Some(decision::about(error, &identity.name, Some((&leases, identity.uuid)))))
         }
     }
@@ -268,35 +263,37 @@ fn describe(request: &Request) -> String {
 }
 
 fn render(view: &View<'_>) -> String {
-    let mut out = format!("Domain \"{}\"\n", printable(view.domain));
+    let mut out = wrapped("Domain ", &format!("\"{}\"", printable(view.domain)));
     for (number, step) in (1..).zip(&view.steps) {
-        out.push_str(&format!(" {number}. {step}\n"));
+        out += &wrapped(&format!(" {number}. "), step);
     }
     let Some(plan) = &view.plan else { return out };
-    out.push_str(if view.held { "It holds:\n" } else { "It would get:\n" });
-    for (vcpu, own) in plan.vcpus.iter().enumerate() {
-        let place = own.map_or_else(|| format!("shared CPUs {}", plan.shared), |cpu| format!("CPU {cpu}"));
-        out.push_str(&format!("  vCPU {vcpu:<9} {place}\n"));
+    out += if view.held { "It holds:\n" } else { "It would get:\n" };
+    let mut line = |title: &str, text: &str| out += &wrapped(&format!("  {title:<14} "), text);
+    for (vcpus, place) in places(plan) {
+        line(&vcpus, &place);
     }
     let nodes = plan.nodes.iter().map(|node| CpuId(node.0)).collect::<CpuSet>();
     for (title, cpus) in
         [("parked", &plan.parked), ("emulator", &plan.emulator), ("I/O threads", &plan.iothreads), ("nodes", &nodes)]
     {
         if !cpus.is_empty() {
-            out.push_str(&format!("  {title:<14} {cpus}\n"));
+            line(title, &cpus.to_string());
         }
     }
     if let Some(guest) = plan.guest {
-        out.push_str(&format!("  true topology  {guest}\n"));
-        if guest.threads == 1 && !plan.parked.is_empty() && plan.parked.len() < plan.vcpus.len() {
-            out.push_str("  note: an odd number of vCPUs on cores of several threads: the guest sees each as a core\n");
-        }
+        line("true topology", &guest.to_string());
     }
     for (number, cell) in plan.cells.iter().enumerate() {
-        out.push_str(&format!("  {:<14} {cell}\n", format!("NUMA cell {number}")));
+        line(&format!("NUMA cell {number}"), &cell.to_string());
+    }
+    let mut note = |text: &str| out += &wrapped("  note: ", text);
+    let odd = !plan.parked.is_empty() && plan.parked.len() < plan.vcpus.len();
+    if plan.guest.is_some_and(|guest| guest.threads == 1) && odd {
+        note("an odd number of vCPUs on cores of several threads: the guest sees each as a core");
     }
     if let Some(advice) = &view.advice {
-        out.push_str(&format!("  note: {}\n", printable(&advice.message)));
+        note(&printable(&advice.message));
     }
     if !view.interrupts.is_empty() {
         let what = if view.held {
@@ -304,10 +301,10 @@ fn render(view: &View<'_>) -> String {
         } else {
             "are there now; those that can be moved will be"
         };
-        out.push_str(&format!("  note: interrupts {} {what}\n", printable(&view.interrupts.join(", "))));
+        note(&format!("interrupts {} {what}", printable(&view.interrupts.join(", "))));
     }
     if let Some(told) = &view.told {
-        out.push_str(&format!("  note: {}; `virt-pin define` corrects it, and so does the agent\n", printable(told)));
+        note(&format!("{}; `virt-pin define` corrects it, and so does the agent", printable(told)));
     }
     out
 }

@@ -55,7 +55,9 @@ fn usage(verb: Option<&str>) -> Result<String> {
             )
         })?,
     };
-    Ok(command.render_long_help().to_string())
+    // An empty line within an option's text is indented like it.
+    let text = command.render_long_help().to_string();
+    Ok(text.lines().map(|line| format!("{}\n", line.trim_end())).collect())
 }
 
 /// Every code in a line.

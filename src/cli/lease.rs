@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::table::{columns, shorten};
+use super::table::{columns, fits, wrapped};
 use super::{Context, subject, to_json};
 use crate::alloc::plan::Plan;
 use crate::cpuset::{CpuId, CpuSet};
@@ -97,37 +97,39 @@ pub(super) fn list(context: &Context) -> Result<String> {
     }
     let mut rows: Vec<_> = leases.iter().map(|lease| row(lease, online.as_ref())).collect();
     rows.sort();
-    let (mut rows, offline): (Vec<_>, Vec<_>) = rows.into_iter().unzip();
     let titles = ["Name", "State", "Kind", "vCPUs", "Node", "Parked", "Emulator", "CPUs"];
-    // `virt-pin lease` and `--json` have the sets whole.
-    shorten(&titles, &mut rows, 3);
-    for (row, offline) in rows.iter_mut().zip(offline).filter(|(_, offline)| !offline.is_empty()) {
-        row.iter_mut().last().into_iter().for_each(|cpus| cpus.push_str(&format!(" ({offline} offline)")));
+    if fits(&titles, &rows) {
+        return Ok(columns(&titles, rows));
     }
+    // What each CPU is for, `virt-pin lease` says; here each VM's CPUs are told whole.
+    rows.iter_mut().for_each(|row| drop(row.drain(DETAILS)));
+    let titles: Vec<&str> =
+        titles.iter().enumerate().filter(|(at, _)| !DETAILS.contains(at)).map(|(_, title)| *title).collect();
     Ok(columns(&titles, rows))
 }
+
+/// The columns of the list that go where the table would be too wide.
+const DETAILS: std::ops::Range<usize> = 5..7;
 
 /// The CPUs that are online, where that can be told.
 fn online(context: &Context) -> Option<CpuSet> {
     survey::topology(&context.root).ok().map(|(topology, _)| topology.online().clone())
 }
 
-/// The line, and which of its CPUs are offline.
-fn row(lease: &Lease, online: Option<&CpuSet>) -> (Vec<String>, String) {
+fn row(lease: &Lease, online: Option<&CpuSet>) -> Vec<String> {
     let view = View::of(lease, online);
     let vcpus = if view.vcpus.is_empty() { String::new() } else { view.vcpus.len().to_string() };
-    let name = printable(&lease.name);
-    let row = vec![
-        name,
+    let offline = if view.offline.is_empty() { String::new() } else { format!(" ({} offline)", view.offline) };
+    vec![
+        printable(&lease.name),
         state(lease).to_owned(),
         view.kind.to_owned(),
         dash(vcpus),
         dash(list_of(&view.nodes)),
         dash(view.parked),
         dash(view.emulator),
-        dash(view.cpus),
-    ];
-    (row, view.offline)
+        dash(view.cpus) + &offline,
+    ]
 }
 
 pub(super) fn lease(context: &Context, domain: &str) -> Result<String> {
@@ -138,8 +140,9 @@ pub(super) fn lease(context: &Context, domain: &str) -> Result<String> {
         return to_json(&view);
     }
     let mut out = String::new();
-    let mut line =
-        |title: &str, value: &str| out.push_str(&format!("{:<15} {}\n", format!("{title}:"), dash(value.to_owned())));
+    let mut line = |title: &str, value: &str| {
+        out.push_str(&wrapped(&format!("{:<15} ", format!("{title}:")), &dash(value.to_owned())))
+    };
     line("Name", &printable(&lease.name));
     line("UUID", &view.uuid);
     line("State", state(lease));
@@ -161,9 +164,8 @@ pub(super) fn lease(context: &Context, domain: &str) -> Result<String> {
         line("Reason", &printable(reason));
     }
     if let Some(plan) = lease.plan() {
-        for (vcpu, own) in plan.vcpus.iter().enumerate() {
-            let place = own.map_or_else(|| format!("shared CPUs {}", plan.shared), |cpu| format!("CPU {cpu}"));
-            line(&format!("vCPU {vcpu}"), &place);
+        for (vcpus, place) in places(plan) {
+            line(&vcpus, &place);
         }
         line("Parked", &view.parked);
         line("Emulator", &view.emulator);
@@ -193,6 +195,22 @@ fn told_otherwise(context: &Context, lease: &Lease, plan: &Plan) -> Option<Strin
     let status = context.root.read_if_exists(&qemu::file_of(qemu::RUN_DIR, &lease.name, ".xml")?).ok()??;
     let live = qemu::live_domain(&status)?;
     shape::difference(&Domain::parse(&live).ok()?, plan)
+}
+
+/// Where each vCPU is, in words; those on the shared CPUs that follow each other are together.
+pub(super) fn places(plan: &Plan) -> Vec<(String, String)> {
+    let runs = plan.vcpus.chunk_by(|one, next| one.is_none() && next.is_none());
+    let mut first = 0;
+    let places = runs.map(|run| {
+        let (from, to) = (first, first + run.len() - 1);
+        first += run.len();
+        match run.first().copied().flatten() {
+            Some(cpu) => (format!("vCPU {from}"), format!("CPU {cpu}")),
+            None if from == to => (format!("vCPU {from}"), format!("shared CPUs {}", plan.shared)),
+            None => (format!("vCPUs {from}-{to}"), format!("shared CPUs {}", plan.shared)),
+        }
+    });
+    places.collect()
 }
 
 pub(super) fn kind(lease: &Lease) -> &'static str {

@@ -7,9 +7,11 @@
 mod advice;
 mod capacity;
 mod check;
+mod context;
 mod define;
 mod explain;
 mod failure;
+mod finding;
 mod gather;
 mod help;
 mod install;
@@ -20,6 +22,9 @@ mod options;
 mod reconcile;
 mod repack;
 mod simulate;
+mod start;
+mod stderr;
+mod style;
 mod subject;
 mod suggest;
 mod sync;
@@ -27,7 +32,7 @@ mod table;
 pub mod topology;
 mod transform;
 
-use std::io::{self, Read, Write};
+use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -36,28 +41,28 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::alloc::demand::Reserve;
 use crate::conditions::Arrival;
-use crate::config::settings::Settings;
-use crate::cpuset::CpuSet;
 use crate::error::{Code, Error, Result};
-use crate::host::description;
-use crate::host::root::Root;
-use crate::lock;
-use crate::lock::leases::Leases;
-use crate::lock::reclaim::reclaim;
+use context::{Context, described};
+
+/// The heading of options that every verb has.
+const EVERYWHERE: &str = "Options of every command";
 
 /// CPUs of their own for libvirt/QEMU virtual machines.
 #[derive(Debug, Parser)]
-#[command(name = "virt-pin", version, about, arg_required_else_help = true, max_term_width = 100)]
+#[command(name = "virt-pin", version, about, arg_required_else_help = true, max_term_width = 80)]
 #[command(disable_help_subcommand = true)]
 struct Arguments {
     /// Use the machine described in FILE (made by `virt-pin gather`) instead of this one.
-    #[arg(long, global = true, value_name = "FILE")]
+    #[arg(long, global = true, help_heading = EVERYWHERE, value_name = "FILE")]
     host: Option<PathBuf>,
     /// Use these CPUs as pinnable instead of the configured ones.
-    #[arg(long, global = true, value_name = "LIST")]
+    #[arg(long, global = true, help_heading = EVERYWHERE, value_name = "LIST")]
     pinnable: Option<String>,
+    /// Use the configuration in FILE instead of that in /etc/virt-pin.
+    #[arg(long, global = true, help_heading = EVERYWHERE, value_name = "FILE")]
+    config: Option<PathBuf>,
     /// Answer in JSON.
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = EVERYWHERE)]
     json: bool,
     #[command(subcommand)]
     verb: Verb,
@@ -89,6 +94,9 @@ enum Verb {
         /// Write a picture to FILE, a new one, instead.
         #[arg(long, value_name = "FILE")]
         svg: Option<PathBuf>,
+        /// Also draw this VM, as if it were started now: name or UUID of a defined one, or an XML file; may be given several times.
+        #[arg(long = "for", value_name = "DOMAIN|FILE")]
+        planned: Vec<String>,
     },
     /// Show the machine: packages, nodes, last-level caches, cores, threads.
     Topology,
@@ -153,9 +161,13 @@ enum Verb {
         /// Also look for the VMs whose move would make room, or a better place. Takes its time.
         #[arg(long)]
         moves: bool,
+        /// Answer in a table for people, and draw the host as it is at the end.
+        #[arg(long, conflicts_with = "json")]
+        table: bool,
         /// Whether a start may take the place of an autostart domain that does not run: strict = no, prefer = as a last resort.
-        #[arg(long, value_name = "WORD", default_value = "strict", value_parser = reserve)]
-        autostart_reserve: Reserve,
+        /// Default: what --config says, or strict.
+        #[arg(long, value_name = "WORD", value_parser = reserve)]
+        autostart_reserve: Option<Reserve>,
     },
     /// Propose which CPUs of this host to hand out, and say why.
     Suggest {
@@ -251,37 +263,15 @@ impl Verb {
         ) || self.defines()
     }
 
+    /// Whether the verb does something that holds only under the configuration that the hook and the agent read.
+    fn needs_this_configuration(&self) -> bool {
+        let tries = matches!(self, Verb::Repack { dry_run: true, .. });
+        (self.needs_this_machine() && !tries) || matches!(self, Verb::Gather { state: true, .. })
+    }
+
     /// Whether the verb changes a definition.
     fn defines(&self) -> bool {
         matches!(self, Verb::Define { .. } | Verb::Enable { .. } | Verb::Disable { .. } | Verb::SetVcpus { .. })
-    }
-}
-
-/// What every verb works on.
-struct Context {
-    root: Root,
-    pinnable: Option<CpuSet>,
-    json: bool,
-}
-
-impl Context {
-    /// The configuration, with `--pinnable` in place of what it says.
-    fn settings(&self) -> Result<Settings> {
-        let mut settings = Settings::read(&self.root)?;
-        if let Some(pinnable) = &self.pinnable {
-            settings.pinnable = pinnable.clone();
-        }
-        Ok(settings)
-    }
-
-    /// The leases that the next event would find: without those that are void by now. The file is left as it is.
-    fn leases(&self) -> Result<Leases> {
-        let mut leases = lock::read(&self.root)?;
-        // Which of its VMs still run, a description does not say.
-        if leases.iter().next().is_some() && !self.root.is_description() {
-            reclaim(&self.root, &mut leases)?;
-        }
-        Ok(leases)
     }
 }
 
@@ -337,7 +327,7 @@ pub fn main() -> ExitCode {
     match answer.failed.or(unwritten) {
         None => ExitCode::SUCCESS,
         Some(error) => {
-            let _ = io::stderr().write_all(error.render().as_bytes());
+            stderr::say(&error.render());
             ExitCode::from(error.code.exit())
         }
     }
@@ -345,12 +335,19 @@ pub fn main() -> ExitCode {
 
 /// Runs one verb.
 fn run(arguments: Arguments) -> Result<Answer> {
-    let context = context(&arguments)?;
+    let context = Context::new(&arguments)?;
     if context.root.is_description() && arguments.verb.needs_this_machine() {
         return Err(Error::new(Code::Usage, "this verb works on this machine, not on a description (--host)")
             .with_hint("leave --host out"));
     }
+    if context.config.is_some() && arguments.verb.needs_this_configuration() {
+        return Err(Error::new(
+            Code::Usage,
+            "this verb works with the configuration in /etc/virt-pin, not with another (--config)",
+        ));
+    }
     let says = arguments.verb.only_says();
+    let sentences = says || matches!(arguments.verb, Verb::Reconcile);
     let text = match arguments.verb {
         Verb::Explain { subject, for_host } => {
             let text = subject::xml(&context.root, &subject)?;
@@ -363,8 +360,10 @@ fn run(arguments: Arguments) -> Result<Answer> {
             };
         }
         Verb::Check => return check::check(&context),
-        Verb::Simulate { events, host_shape, moves, autostart_reserve } => {
-            return simulate::simulate(&context, &events, host_shape.as_deref(), autostart_reserve, moves);
+        Verb::Simulate { events, host_shape, moves, table, autostart_reserve: reserve } => {
+            let options =
+                simulate::Options { events: &events, host_shape: host_shape.as_deref(), reserve, moves, table };
+            return simulate::simulate(&context, &options);
         }
         Verb::Repack { dry_run, subject, policy } => {
             return repack::repack(
@@ -377,7 +376,7 @@ fn run(arguments: Arguments) -> Result<Answer> {
         Verb::Capacity { shape, policy, llc } => {
             capacity::capacity(&context, &capacity::Options { shape: shape.as_deref(), policy: &policy, llc })
         }
-        Verb::Map { svg } => map::map(&context, svg.as_deref()),
+        Verb::Map { svg, planned } => map::map(&context, &map::Options { svg: svg.as_deref(), planned: &planned }),
         Verb::Topology => topology::topology(&context),
         Verb::Suggest { write } => suggest::suggest(&context, write),
         Verb::Transform { file, shape_only: false } => transform::transform(&context, &file),
@@ -399,40 +398,19 @@ fn run(arguments: Arguments) -> Result<Answer> {
     };
     let text = text?;
     // What is data already (a document, a description) stays as it is.
-    Ok(if context.json && says { to_json(&serde_json::json!({ "message": text }))?.into() } else { text.into() })
+    Ok(if context.json && says {
+        to_json(&serde_json::json!({ "message": text }))?.into()
+    } else if sentences && io::stdout().is_terminal() {
+        // Programs get each sentence in one line.
+        text.lines().map(|line| table::wrapped("", line)).collect::<String>().into()
+    } else {
+        text.into()
+    })
 }
 
 /// The value of --autostart-reserve.
 fn reserve(word: &str) -> std::result::Result<Reserve, String> {
     Reserve::parse(word).ok_or_else(|| "must be strict or prefer".to_owned())
-}
-
-fn context(arguments: &Arguments) -> Result<Context> {
-    let root = match &arguments.host {
-        None => Root::from_environment(),
-        Some(file) => described(file, "--host")?,
-    };
-    let pinnable = arguments.pinnable.as_deref().map(|list| {
-        CpuSet::parse_kernel_list(list).map_err(|error| {
-            Error::new(Code::Usage, format!("--pinnable \"{list}\": {error}"))
-                .with_hint("a list of CPUs, such as --pinnable 2-7,10-15")
-        })
-    });
-    Ok(Context { root, pinnable: pinnable.transpose()?, json: arguments.json })
-}
-
-/// The machine that a file describes.
-fn described(file: &Path, option: &str) -> Result<Root> {
-    let mut text = String::new();
-    std::fs::File::open(file)
-        .and_then(|open| open.take(description::MAX_BYTES as u64 + 1).read_to_string(&mut text))
-        .map_err(|error| {
-        Error::io(Code::Usage, "read", file, error).with_hint("name a file that `virt-pin gather FILE` has written")
-    })?;
-    description::parse(&text).map_err(|error| {
-        Error::new(Code::Usage, format!("{option} {}: {}", file.display(), error.message))
-            .with_hint("make the file with `virt-pin gather FILE` on the machine it describes")
-    })
 }
 
 /// Writes a new file: nothing that is there is ever overwritten.

@@ -4,8 +4,8 @@
 //! The moves are those that the allocator's refusals and advice name. One lease moves at a time, each crash-safe (see
 //! `relocate`); what goes wrong is undone and ends it. libvirt's live XML follows each move.
 
-use std::io::Write as _;
-
+use super::stderr::{self, Progress};
+use super::table::wrapped;
 use super::{Answer, Context, capacity, failure, subject, sync, to_json};
 use crate::alloc::request::Request;
 use crate::config::settings::Settings;
@@ -71,12 +71,21 @@ fn improve(context: &Context, settings: &Settings, dry_run: bool) -> Result<Answ
     let leases = context.leases()?;
     let most = leases.iter().count();
     let mut movable = Movable::new(&context.root, &situation, leases);
+    let mut progress = Progress::new(!context.json);
     let mut withdrawn = false;
     // Each lease once for either.
-    for _ in 0..2 * most {
+    for round in 1..=2 * most {
         let withdraws = movable.withdraw();
         withdrawn |= withdraws.is_some();
-        let steps = withdraws.map_or_else(|| movable.improve(), |step| vec![step]);
+        let steps = withdraws.map_or_else(
+            || {
+                movable.improve(&mut |looked_at, of| {
+                    progress.at(|| format!("looking for moves, round {round}: VM {looked_at} of {of}"));
+                })
+            },
+            |step| vec![step],
+        );
+        progress.clear();
         if steps.is_empty() {
             break;
         }
@@ -103,10 +112,11 @@ fn perform(context: &Context, settings: &Settings, steps: &[Step], dry_run: bool
     for (index, step) in steps.iter().enumerate().filter(|_| !dry_run) {
         let tell = |text: String| {
             if !context.json {
-                let _ = writeln!(std::io::stderr(), "{text}");
+                stderr::say(&(text + "\n"));
             }
         };
-        tell(format!("moving {}", in_words(step)));
+        let which = if steps.len() > 1 { format!(" ({} of {})", index + 1, steps.len()) } else { String::new() };
+        tell(format!("moving {}{which}", in_words(step)));
         if let Err(error) = moves::make(&context.root, settings, step) {
             let done = steps.get(..index).unwrap_or_default();
             let answer = told(context, done, false, "The rest was left as it was.", Some(&error))?;
@@ -137,8 +147,8 @@ fn told(context: &Context, steps: &[Step], dry_run: bool, end: &str, failed: Opt
         return Ok(to_json(&value)?.into());
     }
     let verb = if dry_run { "Would move" } else { "Moved" };
-    let lines = steps.iter().map(|step| format!("{verb} {}.\n", in_words(step)));
-    Ok((lines.collect::<String>() + end + "\n").into())
+    let lines = steps.iter().map(|step| wrapped(&format!("{verb} "), &format!("{}.", in_words(step))));
+    Ok((lines.collect::<String>() + &wrapped("", end)).into())
 }
 
 /// A defined domain, a file, or a shape.

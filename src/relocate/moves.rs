@@ -85,8 +85,10 @@ impl<'a> Movable<'a> {
     }
 
     /// Moves that bring one lease nearer together and none further apart on the whole; empty if nothing is to be gained.
-    pub fn improve(&mut self) -> Vec<Step> {
+    /// `tell` hears the number of each lease that is looked at, and of how many.
+    pub fn improve(&mut self, tell: &mut dyn FnMut(usize, usize)) -> Vec<Step> {
         for index in 0..self.mobile.len() {
+            tell(index + 1, self.mobile.len());
             let before = (self.leases.clone(), self.extent());
             let steps = self.improve_one(index).and_then(|steps| self.ordered(steps)).unwrap_or_default();
             if !steps.is_empty() && self.extent() < before.1 {

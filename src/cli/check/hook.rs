@@ -2,8 +2,8 @@
 
 use std::fs;
 
-use super::{Findings, Verdict};
 use crate::cli::Context;
+use crate::cli::finding::{Findings, Verdict};
 use crate::cli::install::{ALONE, IN_DIRECTORY, daemon, find_hook, is_executable, is_ours, program};
 use crate::config::settings::Settings;
 use crate::host::process;

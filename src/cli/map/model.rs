@@ -7,14 +7,18 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::role::Role;
 use crate::alloc::pools::Pools;
+use crate::cli::lease::state;
 use crate::cpuset::{CpuId, CpuSet};
 use crate::host::{CoreClass, Cpu, Topology};
 use crate::lock::leases::{Holds, Lease, Leases};
+use crate::uuid::DomainUuid;
 
 /// A lease with its mark on the map: letters for dedicated ones, digits for CPUs pinned by hand.
 pub(super) struct Holder<'l> {
     pub(super) lease: &'l Lease,
     pub(super) mark: String,
+    /// How far it has come.
+    pub(super) state: &'static str,
     /// Which colour: its number.
     pub(super) tint: usize,
     vcpus: CpuSet,
@@ -70,9 +74,9 @@ struct Place {
 }
 
 impl<'l> Map<'l> {
-    /// The map of a host with these leases; `pools` are those beside them.
-    pub(super) fn new(topology: &Topology, leases: &'l Leases, pools: &Pools) -> Map<'l> {
-        let (holders, mark_width) = holders(leases);
+    /// The map of a host with these leases, of which some are only `planned`; `pools` are those beside all of them.
+    pub(super) fn new(topology: &Topology, leases: &'l Leases, planned: &[DomainUuid], pools: &Pools) -> Map<'l> {
+        let (holders, mark_width) = holders(leases, planned);
         let mut places: BTreeMap<Place, Vec<Core<'l>>> = BTreeMap::new();
         for cpu in topology.cpus() {
             let lone = CpuSet::from_iter([cpu.cpu]);
@@ -195,7 +199,7 @@ fn known(values: &BTreeSet<Option<u16>>) -> Option<String> {
 }
 
 /// The leases in the order of their lowest CPUs, with marks of the same width.
-fn holders(leases: &Leases) -> (Vec<Holder<'_>>, usize) {
+fn holders<'l>(leases: &'l Leases, planned: &[DomainUuid]) -> (Vec<Holder<'l>>, usize) {
     let of = |dedicated: bool| {
         let mut some: Vec<&Lease> =
             leases.iter().filter(|lease| lease.plan().is_some() == dedicated && !lease.cpus().is_empty()).collect();
@@ -220,6 +224,7 @@ fn holders(leases: &Leases) -> (Vec<Holder<'_>>, usize) {
     let all = dedicated.iter().chain(&by_hand).zip(marks).zip(0..).map(|((&lease, mark), tint)| Holder {
         lease,
         mark,
+        state: if planned.contains(&lease.uuid) { "planned" } else { state(lease) },
         tint,
         vcpus: lease.plan().map(|plan| plan.vcpu_cpus()).unwrap_or_default(),
         cpus: lease.cpus(),

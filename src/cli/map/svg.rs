@@ -10,7 +10,6 @@ use quick_xml::escape::escape;
 use super::model::{Cache, Cell, Core, Map};
 use super::role::Role;
 use super::text::short;
-use crate::cli::lease::state;
 use crate::cli::table::wrapped;
 use crate::error::{counted, printable};
 
@@ -209,7 +208,7 @@ fn legend(map: &Map<'_>) -> Drawing {
     for holder in &map.holders {
         let role = if holder.lease.plan().is_some() { Role::Vcpu } else { Role::Static };
         sample(&mut svg, y, role, holder.tint, &holder.mark);
-        let head = format!("{:<name$}  {:<11}  ", short(&holder.lease.name), state(holder.lease));
+        let head = format!("{:<name$}  {:<11}  ", short(&holder.lease.name), holder.state);
         for line in wrapped(&head, &holder.cpus()).lines() {
             words(&mut svg, y, line);
             y += LINE;

@@ -2,18 +2,9 @@
 
 use super::model::{Cache, Cell, Core, Map};
 use super::role::Role;
-use crate::cli::lease::state;
-use crate::cli::table::{columns, wrapped};
+use crate::cli::style::Style;
+use crate::cli::table::{columns, width_of, wrapped};
 use crate::error::printable;
-
-/// How it is drawn.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Style {
-    /// Characters alone.
-    Plain,
-    /// With colours for a terminal (SGR codes).
-    Colour,
-}
 
 /// Columns for the cores of a row; the rest of the line is for the cache's title.
 const CORES: usize = 48;
@@ -30,12 +21,12 @@ struct Line {
 impl Line {
     fn push(&mut self, text: &str) {
         self.text += text;
-        self.width += text.chars().count();
+        self.width += width_of(text);
     }
 
-    fn paint(&mut self, text: &str, code: Option<String>) {
-        self.text += &painted(text, code);
-        self.width += text.chars().count();
+    fn paint(&mut self, text: &str, code: Option<&str>, style: Style) {
+        self.text += &painted(text, code, style);
+        self.width += width_of(text);
     }
 }
 
@@ -78,7 +69,7 @@ fn row(cores: &[Core<'_>], digits: usize, style: Style) -> Line {
             if number > 0 && cell.mark.len() > 1 {
                 line.push(" ");
             }
-            line.paint(&cell.mark, colour(cell, style));
+            line.paint(&cell.mark, colour(cell).as_deref(), style);
         }
         line.push(&core.brackets.1.to_string());
     }
@@ -104,9 +95,10 @@ fn legend(map: &Map<'_>, style: Style) -> String {
     if map.holders.is_empty() {
         return String::new();
     }
-    let rows = map.holders.iter().map(|holder| {
-        vec![holder.mark.clone(), short(&holder.lease.name), state(holder.lease).to_owned(), holder.cpus()]
-    });
+    let rows = map
+        .holders
+        .iter()
+        .map(|holder| vec![holder.mark.clone(), short(&holder.lease.name), holder.state.to_owned(), holder.cpus()]);
     let table = columns(&["", "Name", "State", "CPUs"], rows.collect());
     let mut out = "\n".to_owned();
     for line in table.lines() {
@@ -117,7 +109,7 @@ fn legend(map: &Map<'_>, style: Style) -> String {
         match holder {
             Some(holder) => {
                 let rest = line.get(1 + holder.mark.len()..).unwrap_or_default();
-                out += &format!(" {}{rest}\n", painted(&holder.mark, tint(holder.tint, style)));
+                out += &format!(" {}{rest}\n", painted(&holder.mark, Some(tint(holder.tint)), style));
             }
             None => out += &format!("{line}\n"),
         }
@@ -149,29 +141,26 @@ fn key(map: &Map<'_>) -> String {
     wrapped(" ", &items.join("   ")).replace('\u{a0}', " ")
 }
 
-fn painted(text: &str, code: Option<String>) -> String {
-    match code {
-        Some(code) => format!("\u{1b}[{code}m{text}\u{1b}[0m"),
-        None => text.to_owned(),
-    }
+fn painted(text: &str, code: Option<&str>, style: Style) -> String {
+    code.map_or_else(|| text.to_owned(), |code| style.paint(text, code))
 }
 
-fn colour(cell: &Cell<'_>, style: Style) -> Option<String> {
-    let tint = cell.lease.and_then(|(_, number)| tint(number, style));
-    match (style, cell.role) {
-        (Style::Plain, _) | (_, Role::Free) => None,
-        (_, Role::Vcpu | Role::Extra | Role::Static) => tint.map(|tint| format!("1;{tint}")),
-        (_, Role::Parked) => tint,
-        (_, Role::Several | Role::Occupied) => Some("1".to_owned()),
+fn colour(cell: &Cell<'_>) -> Option<String> {
+    let tint = cell.lease.map(|(_, number)| tint(number));
+    match cell.role {
+        Role::Free => None,
+        Role::Vcpu | Role::Extra | Role::Static => tint.map(|tint| format!("1;{tint}")),
+        Role::Parked => tint.map(str::to_owned),
+        Role::Several | Role::Occupied => Some("1".to_owned()),
         // Grey: not to be had.
         _ => Some("90".to_owned()),
     }
 }
 
 /// Six colours that terminals have, again and again: letters tell the leases apart.
-fn tint(number: usize, style: Style) -> Option<String> {
+fn tint(number: usize) -> &'static str {
     let codes = ["36", "33", "35", "32", "34", "31"];
-    codes.get(number % codes.len()).filter(|_| style == Style::Colour).map(|&code| code.to_owned())
+    codes.get(number % codes.len()).copied().unwrap_or("39")
 }
 
 #[cfg(test)]
@@ -233,7 +222,7 @@ mod tests {
         leases.put(lease(3, Holds::Static(set("4-5"))));
         let (pinnable, taken, housekeeping) = (set("0-1,6"), set("0-1,4-6"), CpuSet::new());
         let supply = Supply { topology: &topology, pinnable: &pinnable, taken: &taken, housekeeping: &housekeeping };
-        render(&Map::new(&topology, &leases, &pools(&supply, [])), style)
+        render(&Map::new(&topology, &leases, &[], &pools(&supply, [])), style)
     }
 
     #[test]

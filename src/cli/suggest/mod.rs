@@ -40,7 +40,8 @@ pub(super) fn suggest(context: &Context, write: bool) -> Result<String> {
         (counted(pinnable.len() as u64, "CPU"), counted(whole_cores(&host, &pinnable) as u64, "whole core"));
     let of = host.online().len();
     let mut out = format!("For VMs, in {MAIN_FILE} ({cpus} of {of}, {cores}):\n\n");
-    out += &format!("pinnable_cpus = \"{pinnable}\"\n\nFor the host:\n");
+    out += &setting(&pinnable.to_string());
+    out += "\nFor the host:\n";
     kept.iter().for_each(|(cpus, why)| out += &wrapped(" - ", &format!("{cpus}: {why}")));
     out += "\nFor a VM's policy, beside policy=\"dedicated\":\n";
     policy.iter().for_each(|(name, value, why)| out += &wrapped(" - ", &format!("{name}=\"{value}\" {why}")));
@@ -59,4 +60,33 @@ pub(super) fn suggest(context: &Context, write: bool) -> Result<String> {
         out += "\n`virt-pin suggest --write` writes that line there: none is set yet.\n";
     }
     Ok(out)
+}
+
+/// The list as TOML, to be copied as it stands.
+fn setting(list: &str) -> String {
+    let line = format!("pinnable_cpus = \"{list}\"\n");
+    if line.len() <= 80 {
+        return line;
+    }
+    // TOML joins lines that end so. The indentation is room for their ends.
+    let lines = wrapped("   ", list);
+    let lines: Vec<&str> = lines.lines().map(str::trim_start).collect();
+    format!("pinnable_cpus = \"\"\"\\\n{}\"\"\"\n", lines.join("\\\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::fragment::Fragment;
+    use crate::cpuset::CpuSet;
+
+    #[test]
+    fn a_long_list_can_be_copied() {
+        for list in ["1-3", &(0..200).step_by(2).map(|cpu| cpu.to_string()).collect::<Vec<_>>().join(",")] {
+            let text = setting(list);
+            assert!(text.lines().all(|line| line.len() <= 80), "{text}");
+            let pinnable = Fragment::parse("", &text).unwrap().pinnable;
+            assert_eq!(pinnable, Some(CpuSet::parse_kernel_list(list).unwrap()), "{text}");
+        }
+    }
 }

@@ -1,16 +1,20 @@
 //! `virt-pin simulate`: what a host would do with a stream of starts and stops; the format is in `docs/simulate.md`.
 //!
-//! One JSON object a line in, one out, at once, and totals at the end. No VM, no libvirt, no state.
+//! One JSON object a line in, one out, at once, and totals at the end; or a table, and the host drawn as it is then. No VM, no
+//! libvirt, no state.
+
+mod text;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, IsTerminal, Write};
 
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::advice::{self, How};
-use super::{Answer, Context, failure, to_json};
+use super::stderr::Progress;
+use super::{Answer, Context, failure, map, to_json};
 use crate::alloc::demand::Reserve;
 use crate::alloc::plan::Plan;
 use crate::alloc::policy::{Fallback, Kind, Policy};
@@ -18,9 +22,11 @@ use crate::alloc::refusal::Refusal;
 use crate::alloc::repack::Move;
 use crate::alloc::request::{GuestMemory, Pages, Request};
 use crate::alloc::simulation::Simulation;
+use crate::config::settings::Settings;
 use crate::cpuset::{CpuId, CpuSet};
 use crate::error::{Code, Error, Moved, Result};
 use crate::host::{shape, sysfs};
+use crate::uuid::DomainUuid;
 
 /// No event is longer.
 const MAX_LINE: usize = 1 << 20;
@@ -71,55 +77,85 @@ struct Totals {
     llcs_spanned: usize,
 }
 
-pub(super) fn simulate(
-    context: &Context,
-    events: &str,
-    host_shape: Option<&str>,
-    reserve: Reserve,
-    moves: bool,
-) -> Result<Answer> {
-    let host = match host_shape {
+/// What is asked for.
+pub(super) struct Options<'a> {
+    /// A file of events, or `-`.
+    pub(super) events: &'a str,
+    /// A host by its numbers.
+    pub(super) host_shape: Option<&'a str>,
+    /// What the places of autostart domains mean to others; `None` = what the configuration says of it.
+    pub(super) reserve: Option<Reserve>,
+    /// Whether to look for the leases that would have to move.
+    pub(super) moves: bool,
+    /// For people.
+    pub(super) table: bool,
+}
+
+pub(super) fn simulate(context: &Context, options: &Options<'_>) -> Result<Answer> {
+    let host = match options.host_shape {
         Some(text) => shape::parse(text)?,
         None => sysfs::read(&context.root)?,
     };
     // Without a word on it, everything is pinnable: this is about placement, not about one operator's allowlist.
-    let pinnable = context.pinnable.clone().unwrap_or_else(|| host.possible().union(host.online()));
+    let settings = context.config.is_some().then(|| context.settings()).transpose()?;
+    let configured = settings.as_ref().map(|settings| settings.pinnable.clone());
+    let pinnable = configured.or(context.pinnable.clone()).unwrap_or_else(|| host.possible().union(host.online()));
+    let reserve = options.reserve.or(settings.as_ref().map(|settings| settings.autostart_reserve)).unwrap_or_default();
     let mut run = Run {
         simulation: Simulation::new(host, pinnable).with_reserve(reserve),
+        settings,
         degraded: BTreeSet::new(),
-        moves,
+        moves: options.moves,
         defined: BTreeMap::new(),
         totals: Totals::default(),
     };
-    let input: Box<dyn BufRead> = if events == "-" {
-        Box::new(io::stdin().lock())
+    let (input, length): (Box<dyn BufRead>, _) = if options.events == "-" {
+        (Box::new(io::stdin().lock()), None)
     } else {
-        let file = File::open(events).map_err(|error| Error::io(Code::Usage, "read", events.as_ref(), error))?;
-        Box::new(BufReader::new(file))
+        let unreadable = |error| Error::io(Code::Usage, "read", options.events.as_ref(), error);
+        let file = File::open(options.events).map_err(unreadable)?;
+        let length = file.metadata().map_err(unreadable)?.len();
+        (Box::new(BufReader::new(file)), Some(length).filter(|length| *length > 0))
     };
     let mut stdout = io::stdout().lock();
+    // On a terminal the answers themselves show how far it has come.
+    let (mut progress, mut read) = (Progress::new(!stdout.is_terminal()), 0);
     let mut say = |line: String| match stdout.write_all(line.as_bytes()).and_then(|()| stdout.flush()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
         written => {
             written.map(|()| true).map_err(|error| Error::new(Code::HostIo, "cannot write to stdout").because(error))
         }
     };
-    for (number, line) in (1..).zip(lines(input)) {
+    if options.table && !say(text::head())? {
+        return Ok(String::new().into());
+    }
+    for (number, line) in (1u64..).zip(lines(input)) {
         let wrong = |what: String| {
             Error::new(Code::Usage, format!("events, line {number}: {what}"))
                 .with_hint("the format is in docs/simulate.md")
         };
         let line = line.map_err(&wrong)?;
+        read += line.len() as u64;
+        progress.at(|| match length {
+            Some(length) => format!("{number} events, {}% of {}", read * 100 / length, options.events),
+            None => format!("{number} events"),
+        });
         if line.trim().is_empty() {
             continue;
         }
         let event: Event = serde_json::from_str(&line).map_err(|error| wrong(error.to_string()))?;
         let answer = run.event(event).map_err(|error| wrong(error.message))?;
-        if !say(to_json(&answer)?)? {
+        if !say(if options.table { text::row(&answer) } else { to_json(&answer)? })? {
             return Ok(String::new().into());
         }
     }
-    say(to_json(&run.totals()?)?)?;
+    let totals = run.totals()?;
+    let end = if options.table {
+        format!("\n{}\n{}", text::totals(&totals), map::simulated(&run.simulation))
+    } else {
+        to_json(&totals)?
+    };
+    say(end)?;
     Ok(String::new().into())
 }
 
@@ -145,6 +181,8 @@ fn lines(input: Box<dyn BufRead>) -> impl Iterator<Item = std::result::Result<St
 
 struct Run {
     simulation: Simulation,
+    /// The configuration, if one was named: whoever brings no policy has that of its section, and limits hold.
+    settings: Option<Settings>,
     /// Those that run without CPUs of their own.
     degraded: BTreeSet<String>,
     /// Whether to look for the leases that would have to move.
@@ -169,10 +207,10 @@ impl Run {
         match event.op {
             Op::Define => {
                 let autostart = event.autostart.unwrap_or(false);
-                let request = match request(&event) {
+                let request = match self.request(&id, &event) {
                     Ok(request) => request,
                     // It is defined all the same, and a start of it will be refused.
-                    Err(error) if matches!(error.code, Code::PolicyInvalid | Code::PolicyUnsupported) => {
+                    Err(error) if error.code != Code::Usage => {
                         self.simulation.undefine(&id);
                         self.defined.insert(id.clone(), event);
                         return Ok(refused("define", &id, &error));
@@ -208,9 +246,9 @@ impl Run {
                         self.refuse(&id, Refusal::new(Code::DomainUnknown, "it is not defined, and has no \"vcpus\""))
                     );
                 };
-                let request = match request(definition) {
+                let request = match self.request(&id, definition) {
                     Ok(request) => request,
-                    Err(error) if matches!(error.code, Code::PolicyInvalid | Code::PolicyUnsupported) => {
+                    Err(error) if error.code != Code::Usage => {
                         let hint = error.hint;
                         return Ok(self.refuse(&id, Refusal { hint, ..Refusal::new(error.code, error.message) }));
                     }
@@ -228,6 +266,32 @@ impl Run {
                 }
             }
         }
+    }
+
+    /// What a definition or a start asks for. Without a configuration it is dedicated unless its policy says otherwise.
+    fn request(&self, id: &str, event: &Event) -> Result<Request> {
+        let section = self.settings.as_ref().filter(|_| event.policy.is_none());
+        let section = section.map(|settings| settings.section_for(DomainUuid::parse(id), id));
+        let attributes = match section {
+            Some(Some(section)) => section.attributes.clone(),
+            // As on a host: nothing is asked for.
+            Some(None) => vec![("policy".to_owned(), "shared".to_owned())],
+            None => {
+                let mut attributes = attributes(event)?;
+                if !attributes.iter().any(|(name, _)| name == "policy") {
+                    attributes.push(("policy".to_owned(), "dedicated".to_owned()));
+                }
+                attributes
+            }
+        };
+        let policy = Policy::from_attributes(attributes.iter().map(|(name, value)| (name.as_str(), value.as_str())))?;
+        let vcpus = event.vcpus.ok_or_else(|| Error::new(Code::Usage, "needs \"vcpus\""))?;
+        if let Some(settings) = self.settings.as_ref().filter(|_| policy.kind == Kind::Dedicated) {
+            settings.check(id, vcpus, &policy)?;
+        }
+        let memory =
+            event.memory_mib.map(|mib| GuestMemory { bytes: mib.saturating_mul(1 << 20), pages: Pages::Ordinary });
+        Ok(Request { iothreads: event.iothreads.unwrap_or(0), memory, ..Request::new(vcpus, policy) })
     }
 
     fn started(&mut self, id: &str, request: &Request, plan: &Plan) -> serde_json::Value {
@@ -308,8 +372,8 @@ fn refused(op: &str, id: &str, error: &Error) -> serde_json::Value {
     json!({ "op": op, "id": id, "refused": failure::value(error) })
 }
 
-/// What a definition or a start asks for; dedicated unless the policy says otherwise.
-fn request(event: &Event) -> Result<Request> {
+/// The attributes that an event brings.
+fn attributes(event: &Event) -> Result<Vec<(String, String)>> {
     let mut attributes: Vec<(String, String)> = Vec::new();
     for (name, value) in event.policy.iter().flatten() {
         let value = match value {
@@ -319,13 +383,7 @@ fn request(event: &Event) -> Result<Request> {
         };
         attributes.push((name.replace('_', "-"), value));
     }
-    if !attributes.iter().any(|(name, _)| name == "policy") {
-        attributes.push(("policy".to_owned(), "dedicated".to_owned()));
-    }
-    let policy = Policy::from_attributes(attributes.iter().map(|(name, value)| (name.as_str(), value.as_str())))?;
-    let vcpus = event.vcpus.ok_or_else(|| Error::new(Code::Usage, "needs \"vcpus\""))?;
-    let memory = event.memory_mib.map(|mib| GuestMemory { bytes: mib.saturating_mul(1 << 20), pages: Pages::Ordinary });
-    Ok(Request { iothreads: event.iothreads.unwrap_or(0), memory, ..Request::new(vcpus, policy) })
+    Ok(attributes)
 }
 
 fn moved(moves: Vec<Move<String>>) -> Vec<Moved> {
