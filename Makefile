@@ -23,6 +23,8 @@ BUILD   ?= target/release
 GENERATED ?= target/generated
 ZSHDIR  ?= $(PREFIX)/share/zsh/site-functions
 DOCDIR  ?= $(PREFIX)/share/doc/virt-pin
+LICENSEDIR ?= $(DOCDIR)
+LICENSES ?= LICENSE-APACHE LICENSE-MIT LICENSE-LGPL-2.1
 
 CYCLES  ?= 300
 SEED    ?=
@@ -88,13 +90,15 @@ install: man
 	install -d $(DESTDIR)/etc/virt-pin/virt-pin.toml.d
 	[ -e $(DESTDIR)/etc/virt-pin/virt-pin.toml ] || \
 	    install -m 0644 $(GENERATED)/virt-pin.toml $(DESTDIR)/etc/virt-pin/virt-pin.toml
-	for page in man1/virt-pin.1 man5/virt-pin.toml.5 man7/virt-pin-policy.7 man8/virt-pin-hook.8; do \
+	for page in man1/virt-pin.1 man5/virt-pin.toml.5 man7/virt-pin-codes.7 man7/virt-pin-policy.7 man8/virt-pin-hook.8; do \
 	    install -D -m 0644 $(GENERATED)/$$page $(DESTDIR)$(PREFIX)/share/man/$$page || exit; done
 	install -D -m 0644 $(GENERATED)/bash/virt-pin $(DESTDIR)$(PREFIX)/share/bash-completion/completions/virt-pin
 	install -D -m 0644 $(GENERATED)/zsh/_virt-pin $(DESTDIR)$(ZSHDIR)/_virt-pin
 	install -D -m 0644 $(GENERATED)/fish/virt-pin.fish $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/virt-pin.fish
 	install -d $(DESTDIR)$(DOCDIR)/docs/cookbook $(DESTDIR)$(DOCDIR)/hooks
-	install -m 0644 README.md $(DESTDIR)$(DOCDIR)/
+	install -d $(DESTDIR)$(LICENSEDIR)
+	install -m 0644 README.md SECURITY.md NOTICE $(DESTDIR)$(DOCDIR)/
+	[ -z "$(LICENSES)" ] || install -m 0644 $(LICENSES) $(DESTDIR)$(LICENSEDIR)/
 	install -m 0644 docs/*.* $(DESTDIR)$(DOCDIR)/docs/
 	install -m 0644 docs/cookbook/* $(DESTDIR)$(DOCDIR)/docs/cookbook/
 	install -m 0644 hooks/* $(DESTDIR)$(DOCDIR)/hooks/

@@ -3,6 +3,7 @@
 //! Shared by the hook and the command line, so that `virt-pin explain` says exactly what a start would do. Reads the host;
 //! takes no lock, changes nothing.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::alloc::demand::{Definition, Demand, Reserve, Settled};
@@ -23,6 +24,7 @@ use crate::uuid::DomainUuid;
 use crate::xml::Domain;
 use crate::xml::caches::{self, CacheIds};
 use crate::xml::read::{self, Identity, Pins};
+use crate::xml::shape;
 
 /// What a domain wants of the host's CPUs.
 #[derive(Clone, Debug)]
@@ -44,6 +46,9 @@ pub struct Dedicated {
     pub pins: Pins,
     /// `<vcpu cpuset=...>`: where libvirt would put threads that have no pin.
     pub default_cpuset: Option<CpuSet>,
+    /// Host nodes that its document binds its memory to, as it was written for its place; libvirt takes no other from us at a
+    /// start.
+    pub bound_to: Option<CpuSet>,
     /// Where the policy was written: "the domain's XML" or `FILE:LINE`.
     pub policy_from: String,
     /// The configuration it was read under.
@@ -51,6 +56,25 @@ pub struct Dedicated {
 }
 
 impl Dedicated {
+    /// The request as it can be answered. `entering`: the document will be replaced by ours (migrate, restore).
+    pub fn asked(&self, entering: bool) -> Cow<'_, Request> {
+        let Some(bound_to) = self.bound_to.as_ref().filter(|_| !entering) else { return Cow::Borrowed(&self.request) };
+        let mut request = self.request.clone();
+        let nodes = request.policy.nodes.map(|nodes| nodes.intersection(bound_to)).filter(|nodes| !nodes.is_empty());
+        request.policy.nodes = nodes.or_else(|| Some(bound_to.clone()));
+        Cow::Owned(request)
+    }
+
+    /// The refusal, with what the document has to do with it.
+    fn confined(&self, error: Error, entering: bool) -> Error {
+        match self.bound_to.as_ref().filter(|_| !entering && error.code.is_about_placement()) {
+            Some(nodes) => error.because(format!(
+                "its XML binds its memory to nodes {nodes}, as virt-pin wrote it for the domain's place, so it can start there alone"
+            )),
+            None => error,
+        }
+    }
+
     /// How the domain starts although it gets no plan: where there is no place for it and its policy says so, degraded.
     ///
     /// # Errors
@@ -99,7 +123,8 @@ pub fn wish(
     if policy.kind == Kind::Shared {
         return Ok(by_hand(domain));
     }
-    if read::binds_memory(domain) {
+    let bound_to = shape::memory_nodes(domain).filter(|_| policy.memory == Memory::Follow);
+    if bound_to.is_none() && read::binds_memory(domain) {
         // Its own <numatune> is libvirt's to carry out; two bindings would contradict each other.
         policy.memory = Memory::Any;
     }
@@ -115,7 +140,18 @@ pub fn wish(
         }
     }
     let (pins, default_cpuset) = (read::pins(domain)?, read::default_cpuset(domain)?);
-    Ok(Wish::Dedicated(Box::new(Dedicated { request, pins, default_cpuset, policy_from, settings })))
+    Ok(Wish::Dedicated(Box::new(Dedicated { request, pins, default_cpuset, bound_to, policy_from, settings })))
+}
+
+/// What a domain's policy element says to no effect: attributes, and not the one without which they ask for nothing.
+pub fn in_vain(domain: &Domain<'_>) -> Option<String> {
+    let attributes = read::policy_attributes(domain).ok()??;
+    if attributes.iter().any(|(name, _)| name == "policy") {
+        return None;
+    }
+    let said: Vec<_> = attributes.iter().map(|(name, value)| format!("{name}=\"{}\"", printable(value))).collect();
+    let said = if said.is_empty() { "nothing".to_owned() } else { said.join(" ") };
+    Some(format!("its policy element says {said}, but not policy=\"dedicated\", without which it asks for no CPUs"))
 }
 
 /// A domain that gets no CPUs from us may have pinned itself; malformed pins are libvirt's to refuse.
@@ -249,7 +285,8 @@ impl Situation {
     /// The allocator's refusal, or [`Code::StalePins`].
     pub fn plan(&self, wish: &Dedicated, existing: Option<&Plan>, entering: bool, steps: Steps<'_>) -> Result<Plan> {
         let supply = self.supply();
-        let existing = existing.filter(|plan| check::check(&supply, &wish.request, plan).is_ok());
+        let request = &*wish.asked(entering);
+        let existing = existing.filter(|plan| check::check(&supply, request, plan).is_ok());
         let pins = Some(&wish.pins).filter(|pins| !entering && !pins.is_empty());
         let reserve = wish.settings.autostart_reserve;
         let runs = |uuid: &DomainUuid| self.running.contains(uuid);
@@ -257,10 +294,10 @@ impl Situation {
         let settled = demand.map(|demand| demand.settle(&supply, &runs, self.domain.as_ref()));
         let anew = |steps: Steps<'_>| {
             let plan = match &settled {
-                Some(settled) => settled.plan(&supply, &wish.request, reserve, steps),
-                None => alloc::explain(&supply, &wish.request, steps),
+                Some(settled) => settled.plan(&supply, request, reserve, steps),
+                None => alloc::explain(&supply, request, steps),
             };
-            plan.map_err(|refusal| self.seated(refusal))
+            plan.map_err(|refusal| wish.confined(self.seated(refusal), entering))
         };
         let plan = match (existing, pins) {
             (Some(plan), _) => {
@@ -271,7 +308,7 @@ impl Situation {
                 steps(format_args!("the XML carries pins of its own: trying exactly those CPUs"));
                 let reserved = settled.as_ref().filter(|_| reserve == Reserve::Strict).map(Settled::reserved);
                 let taken = supply.taken.union(&reserved.unwrap_or_default());
-                match exactly(&Supply { taken: &taken, ..supply }, &wish.request, pins) {
+                match exactly(&Supply { taken: &taken, ..supply }, request, pins) {
                     Some(plan) => plan,
                     // Say what the policy alone would get: if nothing, that is the better message.
                     None => anew(steps)?,

@@ -65,6 +65,17 @@ pub fn read(root: &Root, settings: &Settings) -> Definitions {
     found
 }
 
+/// Definitions whose policy element asks for nothing, and what it says.
+pub fn in_vain(root: &Root) -> Vec<(String, String)> {
+    let names = root.list(DEFINITION_DIR).unwrap_or_default();
+    let said = names.iter().filter(|name| name.ends_with(".xml")).filter_map(|name| {
+        let text = root.read_if_exists(&format!("{DEFINITION_DIR}/{name}")).ok()??;
+        let domain = Domain::parse(&text).ok().filter(|_| text.contains(NAMESPACES))?;
+        Some((read::identity(&domain).ok()?.name, decision::in_vain(&domain)?))
+    });
+    said.collect()
+}
+
 /// The definition in one file; `None` if its domain is not dedicated, or no more.
 fn definition(root: &Root, settings: &Settings, path: &str, autostart: bool) -> Result<Option<Definition<DomainUuid>>> {
     let Some(text) = root.read_if_exists(path)? else { return Ok(None) };

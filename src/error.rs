@@ -2,7 +2,7 @@
 //!
 //! Every failure of the library is an [`Error`]: a stable [`Code`], one sentence that says what was asked, what was
 //! found and where, an optional hint that says what to do, and the causes below it. [`Code::all`] lists the one table of
-//! codes: the exit status, the README's reference and the tests are read from it. This module does no I/O; it never
+//! codes: the exit status, the README's reference and the tests are read from it; `manual::guide` says more about each. This module does no I/O; it never
 //! decides whether an error may stop a VM (that is `hook::Operation`'s knowledge). It is long because the table is one.
 
 mod room;
@@ -115,7 +115,7 @@ const TABLE: &[Row] = &[
         exit: 2,
         retry: false,
         meaning: "the command line could not be understood",
-        advice: "see `virt-pin help`",
+        advice: "`virt-pin help COMMAND` shows its arguments and options",
     },
     Row {
         code: Code::CheckFailed,
@@ -131,7 +131,7 @@ const TABLE: &[Row] = &[
         exit: 10,
         retry: false,
         meaning: "not a libvirt domain document (missing, not well-formed, too large, a DTD, no uuid)",
-        advice: "validate the file with `virt-xml-validate`",
+        advice: "correct what the message names (`virsh edit`); `virt-xml-validate FILE domain` looks at a whole file",
     },
     Row {
         code: Code::DomainUnknown,
@@ -251,7 +251,7 @@ const TABLE: &[Row] = &[
         exit: 30,
         retry: true,
         meaning: "another virt-pin process held the lease lock until the deadline",
-        advice: "try again; if it persists, `fuser` on the lock file shows who holds it",
+        advice: "try again; if it persists, see what the process that holds it waits for (`fuser -v` on the lock file)",
     },
     Row {
         code: Code::StateCorrupt,
@@ -282,8 +282,8 @@ const TABLE: &[Row] = &[
         name: "state.conflict",
         exit: 34,
         retry: true,
-        meaning: "a former QEMU of the same domain is still alive and holds its lease",
-        advice: "see what became of the process named in the message; its lease ends with it",
+        meaning: "a former QEMU of the same domain is still alive and holds its lease, or a lease cannot be moved now",
+        advice: "see what the message names: a process, whose lease ends with it, or what keeps the lease where it is",
     },
     Row {
         code: Code::TopologyUnreadable,
@@ -331,7 +331,7 @@ const TABLE: &[Row] = &[
         exit: 61,
         retry: false,
         meaning: "a thread of the VM is not where its lease says and could not be moved there",
-        advice: "the message names the thread, its CPUs and the wanted ones",
+        advice: "find out who moved the thread named in the message (a hook script, taskset, numad), or from QEMU's log why it ended; then start the VM again",
     },
     Row {
         code: Code::IsolationFailed,
@@ -339,7 +339,7 @@ const TABLE: &[Row] = &[
         exit: 62,
         retry: false,
         meaning: "the host's own work could not be kept off the VM's CPUs",
-        advice: "the message names the cgroup, unit or file and what was found there",
+        advice: "mend the cgroup, unit or file named in the message, or take CPUs out of pinnable_cpus",
     },
     Row {
         code: Code::CoreSched,
@@ -355,7 +355,7 @@ const TABLE: &[Row] = &[
         exit: 70,
         retry: true,
         meaning: "libvirt refused the call or could not be reached",
-        advice: "libvirt's own message follows",
+        advice: "see what the message says of libvirt or the VM; `virsh -c qemu:///system list` shows whether it answers",
     },
     Row {
         code: Code::InstallConflict,
@@ -363,7 +363,7 @@ const TABLE: &[Row] = &[
         exit: 71,
         retry: false,
         meaning: "installing would destroy somebody else's hook script",
-        advice: "move it to the qemu.d/ directory beside it, or call virt-pin-hook from it",
+        advice: "give it another name in qemu.d/; before libvirt 6.5, which has no qemu.d/, have one script call both",
     },
 ];
 

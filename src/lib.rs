@@ -8,6 +8,7 @@
 pub mod agent;
 pub mod alloc;
 pub mod cli;
+pub mod conditions;
 pub mod config;
 pub mod cpuset;
 pub mod decision;

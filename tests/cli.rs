@@ -394,12 +394,12 @@ It would get:
   NUMA cell 1    vCPUs 1-2 on node 1, 682 MiB
   note: spans 2 nodes (0-1) where 1 is possible; it would be so once enough is
         free on one node
-  note: the XML tells the guest otherwise; `virt-pin transform --shape-only`
-        prints what would not
+  note: its XML tells the guest nothing of cores and threads, not 3 cores of 1
+        thread; `virt-pin define` corrects it, and so does the agent
 "
     );
     let view = machine.json(&["explain", "db"]);
-    assert_eq!(keys(&view), ["advice", "domain", "plan", "steps", "uuid", "wish"]);
+    assert_eq!(keys(&view), ["advice", "domain", "plan", "steps", "told", "uuid", "wish"]);
     assert_eq!(
         (&view["advice"]["spans"], &view["advice"]["possible"]),
         (&json!({ "nodes": 2, "llcs": 2 }), &json!({ "nodes": 1, "llcs": 1 }))
@@ -433,6 +433,11 @@ It would get:
     assert_eq!((&again["held"], &view["held"]), (&json!(true), &Value::Null));
     let text = machine.cli(&["explain", "db"]).printed();
     assert!(text.contains("\nIt holds:\n  vCPU 0         CPU 3\n") && !text.contains("would get"), "{text}");
+    // Its definition has been changed since: what it has and what it would get are told apart.
+    machine.define(&Vm::new(2, 2).named("db"), false);
+    let text = machine.cli(&["explain", "db"]).printed();
+    let step = "it holds CPUs 3-5,7,11-13,15, which is not what is asked for now; the rest is about a new start";
+    assert!(flat(&text).contains(step) && text.contains("\nIt would get:\n"), "{text}");
 }
 
 #[test]
@@ -492,6 +497,25 @@ fn explain_of_domains_without_a_policy() {
     let view: Value = serde_json::from_str(&run.stdout).unwrap();
     assert_eq!((run.code, &view["refused"]["code"]), (Some(24), &json!("cpu.static.conflict")));
     assert_eq!(view["refused"]["message"], sentence);
+    // Attributes without the one that asks.
+    let vain = Vm { policy: Some("numa='single' cores='thread'".to_owned()), ..Vm::new(5, 1) };
+    let said = machine.cli_with(&["explain", "-"], vain.xml()).printed();
+    let what = "its policy element says numa=\"single\" cores=\"thread\", but not policy=\"dedicated\", without which it asks for no CPUs";
+    let expected = format!("Domain \"vm5\" 1. {what} 2. no policy asks for dedicated CPUs: it gets no lease");
+    assert_eq!(flat(&said), expected);
+    machine.define(&vain, false);
+    let checks = machine.json(&["check"]);
+    let found = |checks: &Value, check: &str| {
+        let checks = checks["checks"].as_array().unwrap().clone();
+        let found = checks.into_iter().find(|found| found["check"] == check).unwrap();
+        (found["result"].clone(), found["message"].clone())
+    };
+    assert_eq!(found(&checks, "every policy says what it is"), (json!("warn"), json!(format!("\"vm5\": {what}"))));
+    assert_eq!(found(&checks, "every [[domain]] says its policy").0, "pass");
+    machine.config("pinnable_cpus = \"2-7\"\n[[domain]]\nmatch = \"vm5\"\ncores = \"thread\"\n");
+    let (result, message) = found(&machine.json(&["check"]), "every [[domain]] says its policy");
+    assert_eq!(result, "warn");
+    assert!(message.as_str().unwrap().starts_with("/etc/virt-pin/virt-pin.toml:2: "), "{message}");
     // A policy from the configuration is said to be one.
     machine
         .config("pinnable_cpus = \"2-7\"\n[[domain]]\nmatch = \"vm5\"\npolicy = \"dedicated\"\ncores = \"thread\"\n");
@@ -616,7 +640,7 @@ fn mistakes_in_the_command_line() {
         if args.contains(&"--json") {
             continue;
         }
-        assert_eq!(run.stdout, "");
+        run.refused(Code::Usage);
         let run = machine.cli(&[&["--json"], args].concat());
         json_error(&run, Code::Usage);
     }
@@ -662,6 +686,7 @@ fn mistakes_in_the_command_line() {
     }
     let run = machine.cli(&[]);
     assert_eq!((run.code, run.stdout.as_str()), (Some(2), ""), "{run:?}");
+    assert_eq!(json_error(&machine.cli(&["--json"]), Code::Usage)["message"], "no command is given");
 }
 
 #[test]
@@ -1027,6 +1052,29 @@ fn repack_makes_room_or_leaves_everything_as_it_was() {
 }
 
 #[test]
+fn repack_moves_leases_off_cpus_that_are_not_pinnable_any_more() {
+    let machine = Machine::new("1-3,9-11");
+    for number in [1, 2] {
+        let vm = Vm::new(number, 2);
+        machine.prepare(&vm);
+        machine.qemu(&vm, 100 * number, &machine.vcpus_of(&vm), "0,4-8,12-15");
+        machine.event(&vm, "started begin").silent();
+    }
+    assert_eq!([1, 2].map(|number| machine.vcpus_of(&Vm::new(number, 2))), [[1, 9], [2, 10]]);
+    // One finds another place, and the other cannot be moved: there is one.
+    machine.pinnable("3,11");
+    let said = machine.cli(&["repack", "--dry-run"]).printed();
+    let end = "Then no lease that can be moved would have CPUs that are not pinnable.\n";
+    assert_eq!(said, format!("Would move \"vm1\" from CPUs 1,9 to 3,11.\n{end}"));
+    // Whoever holds CPUs that are still pinnable stays.
+    machine.pinnable("1,3,9,11");
+    let said = machine.cli(&["repack", "--dry-run"]).printed();
+    assert_eq!(said, format!("Would move \"vm2\" from CPUs 2,10 to 3,11.\n{end}"));
+    machine.pinnable("1-2,9-10");
+    assert!(machine.cli(&["repack", "--dry-run"]).printed().starts_with("Nothing is to be gained"));
+}
+
+#[test]
 fn repack_brings_nearer_together_what_has_room_by_now() {
     let machine = Machine::new("2-3,6-7,10-11,14-15");
     let vms = [
@@ -1047,7 +1095,10 @@ fn repack_brings_nearer_together_what_has_room_by_now() {
     for (spread, said) in [
         (&vms[2], "Would move \"vm3\" from CPUs 3,7,11,15 to 2-3,10-11.\nThen the leases would lie nearer together.\n"),
         // Its guest has been told of two nodes.
-        (&vms[3], "Nothing is to be gained: no moves are known that would bring a lease nearer\ntogether.\n"),
+        (
+            &vms[3],
+            "Nothing is to be gained: no moves are known that would bring a lease nearer\ntogether, or off CPUs that are not pinnable.\n",
+        ),
     ] {
         run(&vms[0]);
         run(&vms[1]);
@@ -1178,4 +1229,42 @@ fn explain_for_another_host_knows_its_leases_and_its_configuration() {
     let bare = here.path("bare.txt");
     there.cli(&["gather", bare.to_str().unwrap()]).printed();
     here.cli(&["explain", "--for-host", bare.to_str().unwrap(), "vm1"]).complaint(Code::Unsatisfiable);
+}
+
+/// A host that hands out nothing yet, by its own proposal.
+#[test]
+fn suggest_writes_what_nobody_has_set() {
+    const CONFIG: &str = "/etc/virt-pin/virt-pin.toml";
+    let machine = Machine::new("");
+    machine.config("# Ours.\npinnable_cpus = \"\" # none\n");
+    let said = machine.cli(&["suggest"]).printed();
+    assert!(said.ends_with("\n`virt-pin suggest --write` writes that line there: none is set yet.\n"), "{said}");
+    let proposed = machine.json(&["suggest"])["pinnable_cpus"].as_str().unwrap().to_owned();
+    let said = machine.cli(&["suggest", "--write"]).printed();
+    assert!(said.contains("\nWritten to /etc/virt-pin/virt-pin.toml."), "{said}");
+    let written = format!("# Ours.\npinnable_cpus = \"{proposed}\" # none\n");
+    assert_eq!(machine.read(CONFIG), written);
+    assert_eq!(machine.json(&["capacity"])["pinnable"], proposed.as_str());
+    // Once is enough.
+    let again = machine.json(&["suggest", "--write"]);
+    let why = format!("Nothing was written: pinnable_cpus is set already, to \"{proposed}\".");
+    assert_eq!((&again["written"], again["message"].as_str()), (&json!(false), Some(why.as_str())));
+    assert!(!machine.cli(&["suggest"]).printed().contains("--write"));
+    assert_eq!(machine.read(CONFIG), written);
+    let host = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hosts/xeon-2s-smt.host");
+    machine.cli(&["--host", host, "suggest", "--write"]).complaint(Code::Usage);
+}
+
+/// A lock that is in demand is no reason for the agent to end: it would, at the start of a busy host, again and again.
+#[test]
+fn the_agent_starts_while_somebody_has_the_lock() {
+    let machine = Machine::new("1");
+    machine.prepare(&Vm::new(1, 1).with("cores='thread'"));
+    let lock = machine.hold_lock();
+    let run = machine.cli(&["agent", "--once"]);
+    assert_eq!(run.code, Some(0), "{run:?}");
+    drop(lock);
+    // One whose directory is not safe does end.
+    fs::set_permissions(machine.path("/run/virt-pin"), PermissionsExt::from_mode(0o777)).unwrap();
+    machine.cli(&["agent", "--once"]).refused(Code::StateUnsafe);
 }

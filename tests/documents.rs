@@ -1,6 +1,6 @@
-//! What the documents say is what the code does: the README's reference tables are the code's, every transcript that begins
-//! with `$ virt-pin` is what the command shows on a terminal, and what the cookbook quotes is in its files. `UPDATE=1 cargo test --test
-//! documents` rewrites the first two.
+//! What the documents say is what the code does: the README's reference tables are the code's, its installation is what a test on a
+//! whole host has recorded, every transcript that begins with `$ virt-pin` is what the command shows on a terminal, what the cookbook
+//! quotes is in its files, and every link leads somewhere. `UPDATE=1 cargo test --test documents` rewrites all but links and quotations.
 #![allow(
     clippy::tests_outside_test_module,
     clippy::unwrap_used,
@@ -14,13 +14,17 @@
 mod terminal;
 
 use std::fmt::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 
 use virt_pin::alloc::policy::ATTRIBUTES;
 use virt_pin::error::Code;
 
 use terminal::on_a_terminal;
+
+/// Who reads documents, or rewrites them, does so alone.
+static ALONE: Mutex<()> = Mutex::new(());
 
 const README: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/README.md");
 
@@ -52,11 +56,15 @@ fn codes() -> String {
     table
 }
 
+/// The README's part between `<!-- name -->` and `<!-- end of name -->`, for each of these.
 #[test]
 fn the_tables_are_those_of_the_code() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let recorded =
+        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hostvm/recorded/installation.md"));
     let readme = std::fs::read_to_string(README).unwrap();
     let mut expected = readme.clone();
-    for (name, table) in [("attributes", attributes()), ("codes", codes())] {
+    for (name, table) in [("attributes", attributes()), ("codes", codes()), ("installation", recorded.unwrap())] {
         let (before, rest) = expected.split_once(&format!("<!-- {name} -->\n")).unwrap();
         let (_, after) = rest.split_once(&format!("<!-- end of {name} -->\n")).unwrap();
         expected = format!("{before}<!-- {name} -->\n{table}<!-- end of {name} -->\n{after}");
@@ -88,12 +96,62 @@ fn command_of(block: &str) -> Option<(&str, &str)> {
     Some((block.get(..end)?, block.get(end + 1..)?))
 }
 
+/// The documents in a directory of the source.
+fn documents(dir: &str) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(dir)).unwrap();
+    let paths = entries.map(|entry| entry.unwrap().path());
+    paths.filter(|path| path.extension().is_some_and(|name| name == "md")).collect()
+}
+
+/// What follows `#` in a link to this heading.
+fn anchor(heading: &str) -> String {
+    let kept = heading.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
+    kept.map(|c| if c == ' ' { '-' } else { c.to_ascii_lowercase() }).collect()
+}
+
+/// Documents that are about to be there.
+const AWAITED: [&str; 3] = ["json.md", "troubleshooting.md", "neighbours.md"];
+
+#[test]
+fn every_link_leads_somewhere() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let (mut links, mut dead) = (0, Vec::new());
+    for path in [".", "docs", "hooks"].into_iter().flat_map(documents) {
+        let text = std::fs::read_to_string(&path).unwrap();
+        // `[words](target)`; code, in which that means something else, is left out.
+        let prose: String = text.split("```").step_by(2).collect();
+        for link in prose.split("](").skip(1).map(|rest| rest.split(')').next().unwrap()) {
+            if link.contains("://") {
+                continue;
+            }
+            links += 1;
+            let (file, part) = link.split_once('#').unwrap_or((link, ""));
+            let target = if file.is_empty() { path.clone() } else { path.with_file_name(file) };
+            let there = target.exists()
+                && (part.is_empty() || {
+                    let text = std::fs::read_to_string(&target).unwrap();
+                    text.lines()
+                        .any(|line| line.starts_with('#') && anchor(line.trim_start_matches('#').trim()) == part)
+                });
+            if !there && !AWAITED.iter().any(|name| file.ends_with(name)) {
+                dead.push(format!("{}: {link}", path.display()));
+            }
+        }
+    }
+    assert!(dead.is_empty() && links > 50, "{links} links; dead: {dead:#?}");
+    // And whoever begins at their list finds all of them.
+    let list = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/README.md")).unwrap();
+    for path in documents("docs") {
+        let name = path.file_name().unwrap().to_str().unwrap();
+        assert!(name == "README.md" || list.contains(&format!("]({name})")), "docs/README.md does not list {name}");
+    }
+}
+
 #[test]
 fn transcripts_are_what_the_command_prints() {
-    let docs = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/docs")).unwrap();
-    let docs = docs.map(|entry| entry.unwrap().path()).filter(|path| path.extension().is_some_and(|name| name == "md"));
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let mut transcripts = 0;
-    for path in docs.chain([README.into()]) {
+    for path in documents("docs").into_iter().chain([README.into()]) {
         let found = std::fs::read_to_string(&path).unwrap();
         let mut blocks = found.split("```console\n");
         let mut expected = blocks.next().unwrap().to_owned();

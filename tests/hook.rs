@@ -21,7 +21,7 @@ use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use machine::{Machine, Run, Vm, pins};
+use machine::{Machine, Run, Shape, Vm, pins};
 use virt_pin::error::Code;
 
 /// Puts something into a machine.
@@ -539,6 +539,60 @@ fn a_guest_that_would_be_told_otherwise() {
     machine.event(&vm("", wrong), "prepare begin").printed();
 }
 
+/// A definition that virt-pin shaped binds each of the guest's cells to a node, and libvirt carries that out whatever the hook
+/// says: so the lease is there, or the start is refused. What is migrated is bound anew.
+#[test]
+fn memory_that_a_shape_has_bound() {
+    let machine = Machine::shaped(Shape(4, 4, 2), "1-15,17-31");
+    let wide = Vm::new(1, 12).memory_kib(2 << 20);
+    machine.put("/wide.xml", &Vm { id: None, ..wide.clone() }.xml());
+    let file = machine.path("/wide.xml");
+    let shaped = machine.cli(&["transform", "--shape-only", file.to_str().unwrap()]).printed();
+    let bound = "<memory mode='strict' nodeset='0-1'/>";
+    assert!(shaped.contains(bound), "{shaped}");
+    machine.put("/shaped.xml", &shaped);
+    let shaped = shaped.replace("<domain type='kvm'>", "<domain type='kvm' id='1'>");
+
+    // It is where its memory is, and there is room for that.
+    machine.hook(&["vm1", "prepare", "begin", "-"], &shaped).printed();
+    let lease = &machine.leased()[0];
+    assert_eq!((lease["nodes"].as_str(), lease["memory_nodes"].as_str()), (Some("0-1"), Some("0-1")));
+    machine.hook(&["vm1", "release", "end", "-"], &shaped).silent();
+    let full = "Node 1 MemTotal: 67108864 kB\nNode 1 MemFree: 1000 kB\n";
+    let node = "/sys/devices/system/node/node1/meminfo";
+    let meminfo = machine.read(node);
+    machine.put(node, full);
+    machine.hook(&["vm1", "prepare", "begin", "-"], &shaped).refused(Code::MemoryShortage);
+    machine.put(node, &meminfo);
+
+    // Two other nodes are free, and no good.
+    machine.prepare(&Vm::new(2, 8).with("nodes='1'"));
+    let before = machine.everything();
+    let refused = machine.hook(&["vm1", "prepare", "begin", "-"], &shaped);
+    refused.refused(Code::Shortage);
+    let why = "its XML binds its memory to nodes 0-1, as virt-pin wrote it for the domain's place, so it can start there alone";
+    assert!(refused.stderr.contains(why), "{}", refused.stderr);
+    assert!(machine.everything() == before);
+    let explained = machine.cli(&["explain", machine.path("/shaped.xml").to_str().unwrap()]);
+    assert_eq!(explained.code, Some(Code::Shortage.exit().into()));
+    assert!(explained.stderr.contains(why), "{}", explained.stderr);
+
+    // Its cells the other way round are not where their memory is, whatever the policy says of the guest's view.
+    machine.event(&Vm::new(2, 8), "release end shutdown").silent();
+    let swapped = shaped.replace("0:strict:0 1:strict:1", "0:strict:1 1:strict:0");
+    let swapped = swapped.replace("cellid='0' mode='strict' nodeset='0'", "cellid='0' mode='strict' nodeset='1'");
+    let swapped = swapped.replace("cellid='1' mode='strict' nodeset='1'", "cellid='1' mode='strict' nodeset='0'");
+    let refused = machine.hook(&["vm1", "prepare", "begin", "-"], &swapped).refused(Code::TopologyOtherwise);
+    let sentence = "its XML binds the memory of its NUMA cells to other nodes than their vCPUs'";
+    assert_eq!(refused, format!("domain \"vm1\": {sentence}"));
+
+    // From elsewhere: the memory goes where the vCPUs do.
+    machine.prepare(&Vm::new(2, 8).with("nodes='1'"));
+    let entered = machine.hook(&["vm1", "migrate", "begin", "-"], &shaped).printed();
+    assert!(!entered.contains(bound) && entered.contains("<memory mode='strict' nodeset='0,2'/>"), "{entered}");
+    assert!(entered.contains("wrote-numatune='strict 0,2 0:strict:0 1:strict:2'"), "{entered}");
+}
+
 #[test]
 fn errors_in_the_policy_name_what_is_accepted() {
     let machine = machine();
@@ -1017,6 +1071,16 @@ fn a_configuration_that_cannot_be_read() {
         assert!(machine.everything() == before);
         machine.event(&Vm::new(9, 2), "release end shutdown").silent();
         assert_eq!(machine.leased().len(), 0);
+    }
+    // A link to nothing among the files is no reason to go on without what it was to say.
+    for path in ["/etc/virt-pin/virt-pin.toml", "/etc/virt-pin/virt-pin.toml.d/50-more.toml"] {
+        let machine = machine();
+        fs::create_dir_all(machine.path("/etc/virt-pin/virt-pin.toml.d")).unwrap();
+        let _ = fs::remove_file(machine.path(path));
+        symlink("/nowhere/at/all", machine.path(path)).unwrap();
+        let said = machine.event(&vm, "prepare begin").refused(Code::ConfigInvalid);
+        assert!(said.ends_with(&format!("{path}: there is nothing where this link points to")), "{said}");
+        machine.event(&vm, "reconnect begin").silent();
     }
     // Fail closed: no file, no key, no value.
     for text in [None, Some(""), Some("pinnable_cpus = \"\"\n")] {

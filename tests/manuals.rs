@@ -18,13 +18,20 @@ use virt_pin::cli;
 use virt_pin::config::keys;
 use virt_pin::error::Code;
 use virt_pin::hook::call::Operation;
+use virt_pin::manual::guide::entry;
 
 /// The files as `make man` writes them.
 fn generated() -> (tempfile::TempDir, Vec<PathBuf>) {
     let dir = tempfile::tempdir().unwrap();
     let output = Command::new(env!("CARGO_BIN_EXE_virt-pin")).arg("manuals").arg(dir.path()).output().unwrap();
     assert!(output.status.success(), "{output:?}");
-    let names = ["man1/virt-pin.1", "man5/virt-pin.toml.5", "man7/virt-pin-policy.7", "man8/virt-pin-hook.8"];
+    let names = [
+        "man1/virt-pin.1",
+        "man5/virt-pin.toml.5",
+        "man7/virt-pin-policy.7",
+        "man8/virt-pin-hook.8",
+        "man7/virt-pin-codes.7",
+    ];
     let pages = names.map(|name| dir.path().join(name));
     (dir, pages.to_vec())
 }
@@ -107,6 +114,28 @@ fn every_key_attribute_value_code_and_event_is_in_its_manual() {
     }
     for operation in Operation::ALL {
         says(&hook, &format!(".TP\n{}\n", operation.name()));
+    }
+}
+
+#[test]
+fn each_code_is_shown_as_it_is_printed_beside_its_entry() {
+    let (_dir, pages) = generated();
+    // As it is read: without requests, in one line.
+    let read = |text: &str| {
+        let lines = text.lines().filter(|line| !line.starts_with('.')).map(|line| line.trim_start_matches("\\&"));
+        lines.flat_map(str::split_whitespace).collect::<Vec<_>>().join(" ").replace('`', "")
+    };
+    let page = text(&pages[4]);
+    for code in Code::all() {
+        let (_, section) = page.split_once(&format!(".SS \"{code} (exit status {})\"\n", code.exit())).unwrap();
+        let section = read(section.split("\n.SS").next().unwrap());
+        let entry = entry(code);
+        let parts = [entry.example, entry.means, entry.passes]
+            .into_iter()
+            .chain(entry.look.iter().chain(entry.remedies).copied());
+        for part in parts {
+            says(&section, &read(part));
+        }
     }
 }
 

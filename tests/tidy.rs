@@ -32,6 +32,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("lock", &["alloc", "cpuset", "error", "failpoint", "host", "uuid"]),
     ("enforce", &["alloc", "cpuset", "error", "failpoint", "host", "lock", "uuid"]),
     ("decision", &["alloc", "config", "cpuset", "enforce", "error", "host", "lock", "uuid", "xml"]),
+    ("conditions", &["alloc", "decision", "enforce", "error", "host", "lock", "uuid", "xml"]),
     ("definitions", &["alloc", "config", "decision", "error", "host", "uuid", "xml"]),
     ("kept", &["alloc", "config", "decision", "definitions", "error", "host", "uuid", "xml"]),
     ("log", &["cpuset", "error", "host", "uuid"]),
@@ -68,6 +69,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         "hook",
         &[
             "alloc",
+            "conditions",
             "config",
             "cpuset",
             "decision",
@@ -89,6 +91,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         &[
             "agent",
             "alloc",
+            "conditions",
             "config",
             "cpuset",
             "decision",

@@ -3,17 +3,13 @@
 //! The threads are where they belong already; this makes `virsh dumpxml`, `vcpupin` and `emulatorpin` tell it. Only what
 //! differs is set, so that a second run changes nothing and raises no event.
 
-use std::collections::BTreeMap;
-
-use crate::alloc::plan::Plan;
-use crate::cpuset::CpuSet;
 use crate::error::{Code, Error, Result};
 use crate::host::root::Root;
 use crate::libvirt::Libvirt;
 use crate::lock;
 use crate::lock::leases::{Holds, State};
 use crate::uuid::DomainUuid;
-use crate::xml::{Domain, read};
+use crate::xml::{Domain, pin, read};
 
 /// What became of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,27 +48,9 @@ pub fn mirror(root: &Root, libvirt: &Libvirt, uuid: DomainUuid) -> Result<Mirror
         // Its start failed behind the hook, or it has been started anew; that start has its own turn.
         return Err(about(Error::new(Code::LibvirtFailed, "the lease is not of the VM that runs now")));
     }
-    let changes = changes(&live, plan).map_err(about)?;
-    let count = changes.vcpus.len() + usize::from(changes.emulator.is_some()) + changes.iothreads.len();
-    if count > 0 {
-        running.pin(&changes.vcpus, changes.emulator.as_ref(), &changes.iothreads).map_err(about)?;
+    let pins = pin::unsaid(&live, plan).map_err(about)?;
+    if !pins.is_empty() {
+        running.pin(&pins.vcpus, pins.emulator.as_ref(), &pins.iothreads).map_err(about)?;
     }
-    Ok(Mirrored::Set(count))
-}
-
-#[derive(Debug, PartialEq, Eq)]
-struct Changes {
-    vcpus: BTreeMap<u16, CpuSet>,
-    emulator: Option<CpuSet>,
-    iothreads: BTreeMap<u32, CpuSet>,
-}
-
-/// What the live XML does not say yet.
-fn changes(live: &Domain<'_>, plan: &Plan) -> Result<Changes> {
-    let pins = read::pins(live)?;
-    let vcpus = plan.vcpu_places().filter(|(vcpu, cpus)| pins.vcpus.get(vcpu) != Some(cpus)).collect();
-    let emulator = Some(&plan.emulator).filter(|cpus| pins.emulator.as_ref() != Some(cpus)).cloned();
-    let iothreads = read::iothread_ids(live)?.into_iter().filter(|id| pins.iothreads.get(id) != Some(&plan.iothreads));
-    let iothreads = iothreads.map(|id| (id, plan.iothreads.clone())).collect();
-    Ok(Changes { vcpus, emulator, iothreads })
+    Ok(Mirrored::Set(pins.vcpus.len() + usize::from(pins.emulator.is_some()) + pins.iothreads.len()))
 }

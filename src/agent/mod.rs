@@ -5,6 +5,7 @@
 //! the kernel, the hook or a signal wakes it ([`watch`]). Nothing depends on it: every start is right without it, and what it
 //! has missed it does when it is started again.
 
+mod allowlist;
 mod drift;
 mod ended;
 mod errands;
@@ -33,6 +34,7 @@ use crate::lock::leases::{Lease, Leases, State};
 use crate::lock::{self, DEADLINE, STATE_DIR, StateLock};
 use crate::relocate::{self, Done};
 use crate::uuid::DomainUuid;
+use allowlist::Withdrawn;
 use drift::Drift;
 use errands::{Errand, Errands};
 use metrics::Metrics;
@@ -44,8 +46,11 @@ use watch::{Wake, Watch};
 /// # Errors
 /// [`Code::StateLocked`] if another agent runs; [`Code::StateUnsafe`], [`Code::HostIo`].
 pub fn run(root: &Root, metrics: Option<&Path>, once: bool) -> Result<()> {
-    // Makes the state directory, or says what is wrong with it.
-    drop(StateLock::acquire(root, DEADLINE)?);
+    // Makes the state directory, or says what is wrong with it. One whose lock is in demand is there.
+    match StateLock::acquire(root, DEADLINE) {
+        Err(error) if error.code != Code::StateLocked => return Err(error),
+        _ => {}
+    }
     let _alone = alone(root)?;
     let mut watch = Watch::begin(root)?;
     let voice = Voice::of(root);
@@ -57,6 +62,7 @@ pub fn run(root: &Root, metrics: Option<&Path>, once: bool) -> Result<()> {
         voice,
         errands,
         mirrored: BTreeMap::new(),
+        withdrawn: Withdrawn::default(),
         drift: Drift::default(),
         metrics: Metrics::new(metrics, Arc::clone(&done)),
     };
@@ -113,6 +119,7 @@ struct Agent {
     errands: Sender<Errand>,
     /// What libvirt was told of: each running VM's plan and its QEMU.
     mirrored: BTreeMap<DomainUuid, (Plan, Option<Process>)>,
+    withdrawn: Withdrawn,
     drift: Drift,
     metrics: Metrics,
 }
@@ -131,6 +138,9 @@ impl Agent {
                 Err(error) => self.voice.fail(&error),
             }
         }
+        if wake.cpus {
+            self.after_cpus_changed();
+        }
         let leases = match lock::read(&self.root) {
             Ok(leases) => leases,
             Err(error) => {
@@ -141,8 +151,8 @@ impl Agent {
         if wake.leases || wake.daemon {
             self.mirror(&leases);
         }
-        if wake.cpus {
-            self.after_cpus_changed();
+        if wake.leases || wake.configuration {
+            self.withdrawn.look(&self.root, &leases, &self.voice);
         }
         let all = all || wake.leases || wake.cpus || wake.configuration;
         let which = |lease: &Lease| all || wake.running.contains(&lease.name);

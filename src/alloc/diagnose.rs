@@ -34,7 +34,9 @@ pub(super) fn refuse(
             "needs cores of {}, and this host has no such whole core that is pinnable",
             counted(threads.get(), "thread")
         );
-        return Refusal::new(Code::Unsatisfiable, found);
+        let hint =
+            Some("set threads-per-core to what `virt-pin topology` shows of this host, or leave it out".to_owned());
+        return Refusal { hint, ..Refusal::new(Code::Unsatisfiable, found) };
     }
     // Not even with every lease gone, and nobody else's memory in use.
     let idle = supply.topology.idle();

@@ -79,20 +79,26 @@ fn cells(supply: &Supply<'_>, request: &Request, dedicated: &[u16]) -> Result<Ve
         return Err(Refusal::new(Code::Unsatisfiable, reason));
     }
     if seated != dedicated.len() {
-        return Err(Refusal::new(Code::PolicyInvalid, "the guest's NUMA cells do not hold each vCPU once"));
+        let hint = Some("name each vCPU in one <cell> of <numa> (`virsh edit`)".to_owned());
+        return Err(Refusal {
+            hint,
+            ..Refusal::new(Code::PolicyInvalid, "the guest's NUMA cells do not hold each vCPU once")
+        });
     }
     if let ThreadsPerCore::Exactly(count) = request.policy.threads_per_core {
         if let Some(odd) = groups.iter().find(|group| group.vcpus.len() % usize::from(count.get()) != 0) {
             let vcpus = counted(odd.vcpus.len() as u64, "vCPU");
             let reason = format!("a guest NUMA cell has {vcpus}, not a multiple of threads-per-core=\"{count}\"");
-            return Err(Refusal::new(Code::PolicyInvalid, reason));
+            let hint = Some("give each cell a multiple, or leave threads-per-core out".to_owned());
+            return Err(Refusal { hint, ..Refusal::new(Code::PolicyInvalid, reason) });
         }
     }
     let nodes = nodes_to_use(supply, request).len();
     if request.policy.numa == Span::Spread && groups.len() > nodes {
         let cells = counted(groups.len() as u64, "guest NUMA cell");
         let reason = format!("numa=\"spread\" puts {cells} on a node each, but there are {nodes} nodes to use");
-        return Err(Refusal::new(Code::Unsatisfiable, reason));
+        let hint = Some("give the guest fewer NUMA cells, or set numa=\"prefer\"".to_owned());
+        return Err(Refusal { hint, ..Refusal::new(Code::Unsatisfiable, reason) });
     }
     Ok(groups)
 }

@@ -17,21 +17,27 @@ pub(super) fn refuse(supply: &Supply<'_>, request: &Request) -> Result<(), Refus
         let hint = Some(hint.to_owned());
         Err(Refusal { hint, ..Refusal::new(Code::Unsatisfiable, reason) })
     };
-    let invalid = |reason: String| Err(Refusal::new(Code::PolicyInvalid, reason));
+    let invalid = |reason: String, hint: &str| {
+        let hint = Some(hint.to_owned());
+        Err(Refusal { hint, ..Refusal::new(Code::PolicyInvalid, reason) })
+    };
     let policy = &request.policy;
     let dedicated = request.dedicated().count();
     if request.vcpus == 0 {
-        return invalid("the domain has no vCPU".to_owned());
+        return invalid("the domain has no vCPU".to_owned(), "give it one at least");
     }
     if let Some(vcpu) =
         policy.dedicated_vcpus.as_ref().and_then(|vcpus| vcpus.iter().find(|vcpu| vcpu.0 >= request.vcpus))
     {
-        return invalid(format!("dedicated-vcpus names vCPU {vcpu}, but the domain has vCPUs 0-{}", request.vcpus - 1));
+        return invalid(
+            format!("dedicated-vcpus names vCPU {vcpu}, but the domain has vCPUs 0-{}", request.vcpus - 1),
+            "name vCPUs that it has: they are numbered from 0",
+        );
     }
     if supply.handed_out().is_empty() {
         return never(
             "no CPU of this host may be handed out: pinnable_cpus is empty or names no CPU that is online".to_owned(),
-            "set pinnable_cpus in /etc/virt-pin/virt-pin.toml",
+            "set pinnable_cpus in /etc/virt-pin/virt-pin.toml: `virt-pin suggest` proposes CPUs, `virt-pin suggest --write` writes them there",
         );
     }
     let vcpus = || {
@@ -40,7 +46,10 @@ pub(super) fn refuse(supply: &Supply<'_>, request: &Request) -> Result<(), Refus
     };
     if let ThreadsPerCore::Exactly(threads) = policy.threads_per_core {
         if dedicated % usize::from(threads.get()) != 0 {
-            return invalid(format!("{} are not a multiple of threads-per-core=\"{threads}\"", vcpus()));
+            return invalid(
+                format!("{} are not a multiple of threads-per-core=\"{threads}\"", vcpus()),
+                "give it a multiple (`virt-pin set-vcpus`), or leave threads-per-core out",
+            );
         }
     }
     let unknown = |node: &CpuId| supply.topology.node(NodeId(node.0)).is_none();
@@ -50,11 +59,11 @@ pub(super) fn refuse(supply: &Supply<'_>, request: &Request) -> Result<(), Refus
     }
     if let Some(cpus) = &policy.cpus {
         if cpus.len() != dedicated {
-            return invalid(format!(
-                "cpus=\"{cpus}\" names {}, but {} need one each",
-                counted(cpus.len() as u64, "CPU"),
-                vcpus()
-            ));
+            let named = counted(cpus.len() as u64, "CPU");
+            return invalid(
+                format!("cpus=\"{cpus}\" names {named}, but {} need one each", vcpus()),
+                "name as many CPUs as it has dedicated vCPUs, or leave cpus out",
+            );
         }
         named_cpus(supply, request, cpus)?;
     }
@@ -108,7 +117,8 @@ fn named_cpus(supply: &Supply<'_>, request: &Request, cpus: &CpuSet) -> Result<(
         let mut cores = cpus.iter().filter_map(|cpu| siblings(&cpu)).map(|core| core.intersection(cpus));
         if let Some(odd) = cores.find(|named| named.len() != usize::from(count.get())) {
             let reason = format!("cpus=\"{cpus}\" names CPUs {odd} of one core, but threads-per-core=\"{count}\"");
-            return Err(Refusal::new(Code::PolicyInvalid, reason));
+            let hint = Some("name as many CPUs of each core, or leave threads-per-core out".to_owned());
+            return Err(Refusal { hint, ..Refusal::new(Code::PolicyInvalid, reason) });
         }
     }
     Ok(())

@@ -490,8 +490,12 @@ impl Policy {
             let set = CpuSet::parse_kernel_list(value).map_err(|error| {
                 Error::new(Code::PolicyInvalid, format!("policy {name}=\"{value}\" is not a list of {of}"))
                     .because(error)
+                    .with_hint("write a list such as 0-1,3")
             })?;
-            let empty = || Error::new(Code::PolicyInvalid, format!("policy {name}=\"\" names no {one}"));
+            let empty = || {
+                Error::new(Code::PolicyInvalid, format!("policy {name}=\"\" names no {one}"))
+                    .with_hint("write a list such as 0-1,3, or leave the attribute out")
+            };
             if set.is_empty() { Err(empty()) } else { Ok(set) }
         };
         match attribute.name {

@@ -188,11 +188,13 @@ pub(super) fn request(shape: &str, words: &[String]) -> Result<Request> {
     });
     let (vcpus, threads) = counts.ok_or_else(|| {
         Error::new(Code::Usage, format!("--for \"{shape}\": not CORESxTHREADS, such as 4x2 for 8 vCPUs on 4 cores"))
+            .with_hint("two numbers with an x between them: cores, and vCPUs on each")
     })?;
     let mut attributes = vec![("policy", "dedicated")];
     for word in words.iter().flat_map(|words| words.split_whitespace()) {
         attributes.push(word.split_once('=').ok_or_else(|| {
             Error::new(Code::Usage, format!("--policy \"{word}\": not NAME=VALUE, such as numa=single"))
+                .with_hint("`man virt-pin-policy` has the attributes and their values")
         })?);
     }
     // Unless they are named, only the vCPUs' cores are asked about.

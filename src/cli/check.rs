@@ -2,10 +2,9 @@
 //!
 //! In the manner of virt-host-validate: one line per question, PASS, WARN or FAIL, and behind it what to do.
 
-use std::fs;
+mod hook;
 
 use super::finding::{Findings, Verdict};
-use super::install::{ALONE, IN_DIRECTORY, daemon, find_hook, is_executable, is_ours, program};
 use super::lease::duration;
 use super::style::Style;
 use super::{Answer, Context, to_json};
@@ -28,7 +27,6 @@ use crate::lock;
 use crate::lock::former;
 use crate::lock::leases::{Holds, Lease, Leases};
 use crate::lock::reclaim::reclaim;
-use crate::report;
 use crate::xml::{Domain, read};
 
 pub(super) fn check(context: &Context) -> Result<Answer> {
@@ -37,6 +35,9 @@ pub(super) fn check(context: &Context) -> Result<Answer> {
         Ok(settings) => {
             let files = if settings.files.is_empty() { "no file".to_owned() } else { settings.files.join(", ") };
             findings.pass("config", "can be understood", files);
+            let idle: Vec<_> = settings.idle_sections().collect();
+            let worry = format!("{}: without policy = \"dedicated\" a section asks for no CPUs", idle.join(", "));
+            findings.unless("config", "every [[domain]] says its policy", (!idle.is_empty()).then_some(worry));
             Some(settings)
         }
         Err(error) => {
@@ -51,8 +52,8 @@ pub(super) fn check(context: &Context) -> Result<Answer> {
         if let Some(settings) = &settings {
             domains(context, settings, &mut findings);
         }
-        hook(context, settings.as_ref(), &mut findings);
-        agent(&context.root, &mut findings);
+        hook::hook(context, settings.as_ref(), &mut findings);
+        hook::agent(&context.root, &mut findings);
         state(&context.root, settings.as_ref(), &mut findings);
     }
     let failed = findings.failed();
@@ -158,6 +159,9 @@ fn domains(context: &Context, settings: &Settings, findings: &mut Findings) {
     let unusable: Vec<_> = unusable.collect();
     let worry = format!("{} (no place is set aside for what a file defines)", unusable.join("; "));
     findings.unless("domain", "every definition can be understood", (!unusable.is_empty()).then_some(worry));
+    let vain = definitions::in_vain(&context.root);
+    let said: Vec<_> = vain.iter().map(|(name, said)| format!("\"{}\": {said}", printable(name))).collect();
+    findings.unless("domain", "every policy says what it is", (!said.is_empty()).then(|| said.join("; ")));
     // That the host cannot be read is said already.
     let Ok(situation) = Situation::read(&context.root, settings, None) else { return };
     let demand = Demand::new(&situation.supply(), found.dedicated);
@@ -198,82 +202,6 @@ fn confinement(root: &Root, findings: &mut Findings) {
             findings.add("host", check, Verdict::Warn, message);
         }
     }
-}
-
-fn hook(context: &Context, settings: Option<&Settings>, findings: &mut Findings) {
-    let root = &context.root;
-    let places = [IN_DIRECTORY, ALONE].map(|place| (place, root.resolve(place)));
-    let ours: Vec<_> = places
-        .iter()
-        .filter_map(|(place, path)| Some((place, path, program(path).ok().filter(|it| is_ours(it))?)))
-        .collect();
-    let Some((place, path, installed)) = ours.first() else {
-        return findings.add("hook", "is installed", Verdict::Fail, "not found: run `virt-pin install`");
-    };
-    findings.pass("hook", "is installed", **place);
-    findings.unless("hook", "is installed once", (ours.len() > 1).then(|| format!("also as {ALONE}: remove one")));
-    if let Ok(beside) = find_hook() {
-        // A hook that is copied once stays what it was when the package is upgraded.
-        let other = program(&beside).is_ok_and(|beside| beside != *installed);
-        let worry = format!(
-            "it is of another build than {}, which belongs to this command (`virt-pin install` replaces it; no VM is disturbed)",
-            beside.display()
-        );
-        findings.unless("hook", "is of this build", other.then_some(worry));
-    }
-    if !is_executable(path) {
-        let message =
-            "it is not: VMs would be killed when the daemon restarts (chmod 0755 it, or `virt-pin install` again)";
-        findings.add("hook", "is executable", Verdict::Fail, message);
-    }
-    let link = fs::symlink_metadata(path).is_ok_and(|found| found.is_symlink());
-    findings.unless(
-        "hook",
-        "is a file of its own",
-        link.then(|| {
-            "it is a symbolic link: AppArmor may deny its target (`virt-pin install` makes a copy)".to_owned()
-        }),
-    );
-    seen_by_daemon(root, path, findings);
-    if let Some(settings) = settings {
-        let found = is_executable(&root.resolve(&settings.command));
-        let message = format!(
-            "{} is not there: live XML will not show leases (set command in the configuration)",
-            settings.command
-        );
-        findings.unless("hook", "finds the virt-pin command", (!found).then_some(message));
-    }
-}
-
-fn agent(root: &Root, findings: &mut Findings) {
-    let message = "it does not: definitions keep the topology they have (`virt-pin define` gives them the true one), threads that \
-                   somebody moves stay where they are, and there are no metrics (systemctl enable --now virt-pin-agent)";
-    findings.unless("agent", "runs", (!report::agent_lives(root)).then(|| message.to_owned()));
-}
-
-/// The daemon looks for hooks when it starts and when it reloads. A hook newer than the daemon is seen only if it has
-/// reloaded since, which cannot be read anywhere; a lease granted under this daemon proves it.
-fn seen_by_daemon(root: &Root, hook: &std::path::Path, findings: &mut Findings) {
-    let check = "is seen by the daemon";
-    let Some((name, pid)) = daemon(root) else {
-        // systemd starts it again when somebody asks for it; it then looks for hooks.
-        let sockets = ["/run/libvirt/libvirt-sock", "/run/libvirt/virtqemud-sock"];
-        if root.exists("/run/systemd/system") && sockets.iter().any(|socket| root.exists(socket)) {
-            return findings.pass("hook", check, "it sleeps, and will when its socket wakes it");
-        }
-        return findings.add("hook", check, Verdict::Warn, "no libvirt daemon runs");
-    };
-    let started = fs::metadata(root.resolve(&format!("/proc/{pid}"))).and_then(|found| found.modified());
-    let installed = fs::metadata(hook).and_then(|found| found.created().or_else(|_| found.modified()));
-    let older = started.and_then(|started| installed.map(|installed| installed < started)).unwrap_or(false);
-    let daemon = process::process(root, pid).ok().flatten();
-    let proven =
-        daemon.is_some() && lock::read(root).is_ok_and(|leases| leases.iter().any(|lease| lease.daemon == daemon));
-    if older || proven {
-        return findings.pass("hook", check, format!("{name}, pid {pid}"));
-    }
-    let worry = format!("it was installed after {name} started: reload it if you have not (kill -HUP {pid})");
-    findings.add("hook", check, Verdict::Warn, worry);
 }
 
 fn state(root: &Root, settings: Option<&Settings>, findings: &mut Findings) {
@@ -429,7 +357,11 @@ fn intruders(root: &Root, leases: &Leases, findings: &mut Findings) {
             worries.push(format!("\"{}\" may run on leased CPUs {reach}", printable(name)));
         }
     }
-    let worry = (!worries.is_empty())
-        .then(|| format!("{} (this version does not confine VMs without a lease)", worries.join("; ")));
+    let worry = (!worries.is_empty()).then(|| {
+        format!(
+            "{} (it came past the hook, or was moved since: `virt-pin reconcile` puts it where it belongs)",
+            worries.join("; ")
+        )
+    });
     findings.unless("lease", "no other VM may run on leased CPUs", worry);
 }

@@ -56,7 +56,8 @@ pub(super) fn disable(context: &Context, domain: &str) -> Result<String> {
 
 pub(super) fn set_vcpus(context: &Context, domain: &str, count: u16) -> Result<String> {
     if count == 0 {
-        return Err(Error::new(Code::Usage, "0 vCPUs: a VM needs one at least"));
+        return Err(Error::new(Code::Usage, "0 vCPUs: a VM needs one at least")
+            .with_hint("give the number that the VM is to have"));
     }
     let libvirt = connect()?;
     let text = definition(&libvirt, domain)?;

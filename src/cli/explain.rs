@@ -4,14 +4,15 @@ use serde::Serialize;
 
 use super::advice::{self, How};
 use super::lease::places;
-use super::start::{self, Arrival};
+use super::start;
 use super::table::wrapped;
 use super::{Answer, Context, failure, to_json};
 use crate::alloc::plan::{PlacedCell, Plan};
 use crate::alloc::policy::Irqs;
 use crate::alloc::repack::Extent;
 use crate::alloc::request::Request;
-use crate::alloc::{self, quality};
+use crate::alloc::{self, check, quality};
+use crate::conditions::{self, Arrival};
 use crate::cpuset::{CpuId, CpuSet};
 use crate::decision::{self, Dedicated, Situation, Wish};
 use crate::definitions;
@@ -20,7 +21,7 @@ use crate::error::{Error, Result, counted, printable};
 use crate::lock::leases::{Holds, Lease, Leases};
 use crate::uuid::DomainUuid;
 use crate::xml::read::Identity;
-use crate::xml::{Domain, read, shape};
+use crate::xml::{Domain, read};
 
 /// The answer, in JSON as it stands.
 #[derive(Serialize)]
@@ -47,9 +48,9 @@ struct View<'a> {
     /// Device interrupts that are handled on its CPUs now, where its policy wants them away.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     interrupts: Vec<String>,
-    /// The guest's own topology is another than the plan's.
-    #[serde(skip)]
-    tells_otherwise: bool,
+    /// How what its XML tells the guest is not what the plan has.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    told: Option<String>,
 }
 
 fn plan_view<S: serde::Serializer>(plan: &Option<Plan>, serializer: S) -> std::result::Result<S::Ok, S::Error> {
@@ -135,9 +136,11 @@ pub(super) fn explain(context: &Context, text: &str, arrival: Arrival) -> Result
         refused: None,
         advice: None,
         interrupts: Vec::new(),
-        tells_otherwise: false,
+        told: None,
     };
-    let failed = match wish.map_err(|error| decision::about(error, &identity.name, None))? {
+    let wish = wish.map_err(|error| decision::about(error, &identity.name, None))?;
+    view.steps.extend(decision::in_vain(&domain));
+    let failed = match wish {
         Wish::Dedicated(wish) => dedicated(context, &domain, &identity, (&wish, arrival), &mut view)?,
         Wish::Static(cpus) => by_hand(context, &identity, &cpus, &mut view)?,
         Wish::Shared => {
@@ -187,16 +190,26 @@ fn dedicated(
     }
     let existing = lease.and_then(Lease::plan);
     let situation = situation.beside(&leases, identity.uuid);
-    let (who, beside) = ((domain, identity), (&situation, &leases));
-    let mut step = |step: std::fmt::Arguments<'_>| steps.push(step.to_string());
-    let refusal = match start::plan(&context.root, who, wish, beside, arrival, &mut step) {
-        Ok(plan) => {
+    if let Some(held) = existing.filter(|plan| check::check(&situation.supply(), &wish.request, plan).is_err()) {
+        let cpus = held.exclusive();
+        steps.push(format!("it holds CPUs {cpus}, which is not what is asked for now; the rest is about a new start"));
+    }
+    let entering = arrival == Arrival::Entry;
+    let planned = conditions::before_plan(&context.root, domain, &wish.request)
+        .and_then(|()| situation.plan(wish, existing, entering, &mut |step| steps.push(step.to_string())))
+        .and_then(|plan| {
+            let domain = (domain, identity.uuid);
+            let told = conditions::of_plan(&context.root, domain, &wish.request, &plan, arrival, &leases)?;
+            Ok((plan, told))
+        });
+    let refusal = match planned {
+        Ok((plan, told)) => {
             view.held = existing == Some(&plan);
             if wish.request.policy.irqs == Irqs::Away {
                 // Those of a plan are steered when it starts; what is left with a lease cannot be.
                 view.interrupts = irqs::on(&context.root, &plan.exclusive()).unwrap_or_default();
             }
-            view.tells_otherwise = shape::difference(domain, &plan).is_some();
+            view.told = told;
             view.advice = advise(&situation, &wish.request, &plan, (&leases, identity.uuid));
             view.plan = Some(plan);
             return Ok(None);
@@ -213,7 +226,7 @@ fn dedicated(
             Ok(None)
         }
         Err(error) => {
-            let error = situation.with_moves(error, &wish.request, &leases, identity.uuid);
+            let error = situation.with_moves(error, &wish.asked(entering), &leases, identity.uuid);
             Ok(Some(decision::about(error, &identity.name, Some((&leases, identity.uuid)))))
         }
     }
@@ -296,8 +309,8 @@ fn render(view: &View<'_>) -> String {
         };
         note(&format!("interrupts {} {what}", printable(&view.interrupts.join(", "))));
     }
-    if view.tells_otherwise {
-        note("the XML tells the guest otherwise; `virt-pin transform --shape-only` prints what would not");
+    if let Some(told) = &view.told {
+        note(&format!("{}; `virt-pin define` corrects it, and so does the agent", printable(told)));
     }
     out
 }

@@ -56,7 +56,8 @@ impl Findings {
     /// One that cannot be answered.
     pub(super) fn error(&mut self, area: &'static str, check: impl Into<String>, error: &Error) {
         let hint = error.hint.as_deref().unwrap_or(error.code.advice());
-        self.add(area, check, Verdict::Fail, format!("{} ({hint})", error.message));
+        let causes: String = error.causes().iter().map(|cause| format!(", because {cause}")).collect();
+        self.add(area, check, Verdict::Fail, format!("{}{causes} ({hint})", error.message));
     }
 
     /// How many do not hold.

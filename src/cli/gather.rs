@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use super::{Context, write_new};
+use super::Context;
+use super::files::write_new;
 use crate::error::{Result, printable};
 use crate::host::description;
 use crate::lock::LEASES_FILE;

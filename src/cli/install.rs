@@ -41,7 +41,8 @@ pub(super) fn install(context: &Context, named: Option<&Path>, reload: bool) -> 
     };
     let hook = program(&source).map_err(|error| Error::io(Code::HostIo, "read", &source, error))?;
     if !is_ours(&hook) {
-        return Err(Error::new(Code::Usage, format!("{} is not the virt-pin hook", source.display())));
+        return Err(Error::new(Code::Usage, format!("{} is not the virt-pin hook", source.display()))
+            .with_hint("name the program virt-pin-hook of this build, or leave --hook out"));
     }
     let root = &context.root;
     let place = if libvirt::version()? >= WITH_DIRECTORY { IN_DIRECTORY } else { ALONE };

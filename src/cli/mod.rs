@@ -10,8 +10,10 @@ mod check;
 mod define;
 mod explain;
 mod failure;
+mod files;
 mod finding;
 mod gather;
+mod help;
 mod install;
 mod lease;
 mod manuals;
@@ -30,25 +32,22 @@ mod table;
 pub mod topology;
 mod transform;
 
-use std::io::{self, IsTerminal, Read, Write};
-use std::path::{Path, PathBuf};
+use std::io::{self, IsTerminal, Write};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
+use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::alloc::demand::Reserve;
+use crate::conditions::Arrival;
 use crate::config::settings::Settings;
 use crate::cpuset::CpuSet;
 use crate::error::{Code, Error, Result, printable};
-use crate::host::description;
 use crate::host::root::Root;
 use crate::lock;
 use crate::lock::leases::Leases;
 use crate::lock::reclaim::reclaim;
-use start::Arrival;
-
-/// No configuration is longer, as none that the hook reads is.
-const MAX_CONFIG: u64 = 16 << 20;
 
 /// The heading of options that every verb has.
 const EVERYWHERE: &str = "Options of every command";
@@ -56,6 +55,7 @@ const EVERYWHERE: &str = "Options of every command";
 /// CPUs of their own for libvirt/QEMU virtual machines.
 #[derive(Debug, Parser)]
 #[command(name = "virt-pin", version, about, arg_required_else_help = true, max_term_width = 80)]
+#[command(disable_help_subcommand = true)]
 struct Arguments {
     /// Use the machine described in FILE (made by `virt-pin gather`) instead of this one.
     #[arg(long, global = true, help_heading = EVERYWHERE, value_name = "FILE")]
@@ -175,7 +175,11 @@ enum Verb {
         autostart_reserve: Option<Reserve>,
     },
     /// Propose which CPUs of this host to hand out, and say why.
-    Suggest,
+    Suggest {
+        /// Write them into the configuration, if none are set there yet.
+        #[arg(long)]
+        write: bool,
+    },
     /// Check the host, the configuration, the hook and the leases against reality.
     Check,
     /// Install the hook where libvirt looks for it.
@@ -224,6 +228,11 @@ enum Verb {
         #[arg(long, value_name = "NAME=VALUE", requires = "subject")]
         policy: Vec<String>,
     },
+    /// Say how a command is used, or what a code means and what to do.
+    Help {
+        /// A command, a code, its exit status, or `codes` for all of them; without it, the commands.
+        topic: Option<String>,
+    },
     /// Write the manuals, the shells' completions and the default configuration, for packages.
     #[command(hide = true)]
     Manuals {
@@ -255,6 +264,7 @@ impl Verb {
                 | Verb::Agent { .. }
                 | Verb::Reconcile
                 | Verb::Repack { .. }
+                | Verb::Suggest { write: true }
         ) || self.defines()
     }
 
@@ -326,18 +336,17 @@ pub fn main() -> ExitCode {
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(error) => {
-            // clap prints help and versions to stdout, mistakes to stderr.
-            let _ = error.print();
-            if !error.use_stderr() {
-                return ExitCode::SUCCESS;
+            let mistake = help::mistake(&error);
+            if std::env::args_os().any(|argument| argument == "--json") && error.use_stderr() {
+                let _ = io::stdout().write_all((failure::json(&mistake) + "\n").as_bytes());
             }
-            if std::env::args_os().any(|argument| argument == "--json") {
-                let text = error.to_string();
-                let first = text.lines().next().unwrap_or_default();
-                let error = Error::new(Code::Usage, first.trim_start_matches("error: "));
-                let _ = io::stdout().write_all((failure::json(&error) + "\n").as_bytes());
+            // Help and versions go to stdout; who gives no command is shown them all.
+            if matches!(error.kind(), ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand) || !error.use_stderr() {
+                let _ = error.print();
+            } else {
+                stderr::say(&mistake.render());
             }
-            return ExitCode::from(Code::Usage.exit());
+            return ExitCode::from(if error.use_stderr() { Code::Usage.exit() } else { 0 });
         }
     };
     let json = arguments.json;
@@ -366,13 +375,15 @@ pub fn main() -> ExitCode {
 fn run(arguments: Arguments) -> Result<Answer> {
     let context = context(&arguments)?;
     if context.root.is_description() && arguments.verb.needs_this_machine() {
-        return Err(Error::new(Code::Usage, "this verb works on this machine, not on a description (--host)"));
+        return Err(Error::new(Code::Usage, "this verb works on this machine, not on a description (--host)")
+            .with_hint("leave --host out"));
     }
     if context.config.is_some() && arguments.verb.needs_this_configuration() {
         return Err(Error::new(
             Code::Usage,
             "this verb works with the configuration in /etc/virt-pin, not with another (--config)",
-        ));
+        )
+        .with_hint("leave --config out"));
     }
     let says = arguments.verb.only_says();
     let sentences = says || matches!(arguments.verb, Verb::Reconcile);
@@ -382,8 +393,8 @@ fn run(arguments: Arguments) -> Result<Answer> {
             return match for_host {
                 None => explain::explain(&context, &text, Arrival::Start),
                 Some(file) => {
-                    let there = Context { root: described(&file, "--for-host")?, ..context };
-                    explain::explain(&there, &text, Arrival::Migration)
+                    let there = Context { root: files::described(&file, "--for-host")?, ..context };
+                    explain::explain(&there, &text, Arrival::Entry)
                 }
             };
         }
@@ -406,7 +417,7 @@ fn run(arguments: Arguments) -> Result<Answer> {
         }
         Verb::Map { svg, planned } => map::map(&context, &map::Options { svg: svg.as_deref(), planned: &planned }),
         Verb::Topology => topology::topology(&context),
-        Verb::Suggest => suggest::suggest(&context),
+        Verb::Suggest { write } => suggest::suggest(&context, write),
         Verb::Transform { file, shape_only: false } => transform::transform(&context, &file),
         Verb::Transform { file, shape_only: true } => transform::shape(&context, &file),
         Verb::Define { file } => define::define(&context, &file),
@@ -421,6 +432,7 @@ fn run(arguments: Arguments) -> Result<Answer> {
             crate::agent::run(&context.root, metrics.as_deref(), once).map(|()| String::new())
         }
         Verb::Reconcile => reconcile::reconcile(&context),
+        Verb::Help { topic } => help::help(topic.as_deref(), context.json),
         Verb::Manuals { directory } => manuals::write(&grammar(), &directory),
     };
     let text = text?;
@@ -443,42 +455,19 @@ fn reserve(word: &str) -> std::result::Result<Reserve, String> {
 fn context(arguments: &Arguments) -> Result<Context> {
     let root = match &arguments.host {
         None => Root::from_environment(),
-        Some(file) => described(file, "--host")?,
+        Some(file) => files::described(file, "--host")?,
     };
     let pinnable = arguments.pinnable.as_deref().map(|list| {
-        CpuSet::parse_kernel_list(list)
-            .map_err(|error| Error::new(Code::Usage, format!("--pinnable \"{list}\": {error}")))
+        CpuSet::parse_kernel_list(list).map_err(|error| {
+            Error::new(Code::Usage, format!("--pinnable \"{list}\": {error}"))
+                .with_hint("a list of CPUs, such as --pinnable 2-7,10-15")
+        })
     });
     let config = match &arguments.config {
-        Some(file) => Some((printable(&file.to_string_lossy()), read_bounded(file, MAX_CONFIG)?)),
+        Some(file) => Some((printable(&file.to_string_lossy()), files::configuration(file)?)),
         None => None,
     };
     Ok(Context { root, config, pinnable: pinnable.transpose()?, json: arguments.json })
-}
-
-/// The machine that a file describes.
-fn described(file: &Path, option: &str) -> Result<Root> {
-    let text = read_bounded(file, description::MAX_BYTES as u64)?;
-    description::parse(&text).map_err(|error| {
-        Error::new(Code::Usage, format!("{option} {}: {}", file.display(), error.message))
-            .with_hint("make the file with `virt-pin gather FILE` on the machine it describes")
-    })
-}
-
-/// The text of a file that the command line names; of a longer one a byte more than `most`.
-fn read_bounded(file: &Path, most: u64) -> Result<String> {
-    let mut text = String::new();
-    std::fs::File::open(file)
-        .and_then(|open| open.take(most + 1).read_to_string(&mut text))
-        .map_err(|error| Error::io(Code::Usage, "read", file, error))?;
-    Ok(text)
-}
-
-/// Writes a new file: nothing that is there is ever overwritten.
-fn write_new(file: &Path, text: &str) -> Result<()> {
-    std::fs::File::create_new(file)
-        .and_then(|mut open| open.write_all(text.as_bytes()))
-        .map_err(|error| Error::io(Code::HostIo, "write", file, error))
 }
 
 /// One line of JSON from values of this module.

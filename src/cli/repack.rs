@@ -1,4 +1,5 @@
-//! `virt-pin repack`: running VMs are moved to other CPUs, to make room for one that is to start or to lie nearer together.
+//! `virt-pin repack`: running VMs are moved to other CPUs, to make room for one that is to start, off CPUs that are not pinnable
+//! any more, or to lie nearer together.
 //!
 //! The moves are those that the allocator's refusals and advice name. One lease moves at a time, each crash-safe (see
 //! `relocate`); what goes wrong is undone and ends it. libvirt's live XML follows each move.
@@ -19,7 +20,7 @@ use crate::xml::{Domain, read};
 pub(super) struct Options<'a> {
     /// Only say which moves.
     pub(super) dry_run: bool,
-    /// For whom room is made: a domain, a file, or a shape; without it, leases are brought nearer together.
+    /// For whom room is made: a domain, a file, or a shape; without it, leases are brought onto pinnable CPUs and nearer together.
     pub(super) subject: Option<&'a str>,
     /// With a shape: attributes of the policy.
     pub(super) policy: &'a [String],
@@ -41,9 +42,13 @@ pub(super) fn repack(context: &Context, options: &Options<'_>) -> Result<Answer>
     let about = |error: Error| if asker.uuid.is_some() { error.in_domain(&asker.name) } else { error };
     let leases = context.leases()?;
     if let Some(lease) = asker.uuid.and_then(|uuid| leases.get(uuid)) {
-        let what =
-            format!("holds CPUs {} already; `virt-pin repack` alone brings leases nearer together", lease.cpus());
-        return Err(about(Error::new(Code::StateConflict, what)));
+        let what = format!(
+            "holds CPUs {} already, so it needs no room; `virt-pin repack` alone brings leases nearer together",
+            lease.cpus()
+        );
+        return Err(about(
+            Error::new(Code::StateConflict, what).with_hint("leave --for out, or name a VM that does not run"),
+        ));
     }
     let definitions = definitions::read(&context.root, &settings).dedicated;
     let situation =
@@ -66,11 +71,18 @@ fn improve(context: &Context, settings: &Settings, dry_run: bool) -> Result<Answ
     let leases = context.leases()?;
     let most = leases.iter().count();
     let mut movable = Movable::new(&context.root, &situation, leases);
+    let mut withdrawn = false;
     let mut progress = Progress::new(!context.json);
-    for round in 1..=most {
-        let steps = movable.improve(&mut |looked_at, of| {
-            progress.at(|| format!("looking for moves, round {round}: VM {looked_at} of {of}"));
-        });
+    // Each lease once for either.
+    for round in 1..=2 * most {
+        let withdraws = movable.withdraw();
+        withdrawn |= withdraws.is_some();
+        let steps = match withdraws {
+            Some(step) => vec![step],
+            None => movable.improve(&mut |looked_at, of| {
+                progress.at(|| format!("looking for moves, round {round}: VM {looked_at} of {of}"));
+            }),
+        };
         progress.clear();
         if steps.is_empty() {
             break;
@@ -80,10 +92,15 @@ fn improve(context: &Context, settings: &Settings, dry_run: bool) -> Result<Answ
         }
         all.extend(steps);
     }
-    let end = match (all.is_empty(), dry_run) {
-        (true, _) => "Nothing is to be gained: no moves are known that would bring a lease nearer together.",
-        (false, true) => "Then the leases would lie nearer together.",
-        (false, false) => "The leases lie nearer together.",
+    let end = match (all.is_empty(), withdrawn, dry_run) {
+        (true, ..) => {
+            "Nothing is to be gained: no moves are known that would bring a lease nearer together, or off CPUs that are not \
+             pinnable."
+        }
+        (_, true, true) => "Then no lease that can be moved would have CPUs that are not pinnable.",
+        (_, true, false) => "No lease that can be moved has CPUs that are not pinnable.",
+        (_, false, true) => "Then the leases would lie nearer together.",
+        (_, false, false) => "The leases lie nearer together.",
     };
     said(context, &all, dry_run, end)
 }

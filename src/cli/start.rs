@@ -1,52 +1,14 @@
-//! What the start of a domain would come to, here and now: the hook's decision with all its checks, and without its effects.
+//! What the start of a domain would give it, here and now, beside these leases: the hook's decision, and none of its effects.
 
 use super::Context;
-use crate::alloc::Steps;
-use crate::alloc::plan::Plan;
+use crate::conditions::{self, Arrival};
 use crate::cpuset::CpuSet;
-use crate::decision::{self, Dedicated, Situation, Wish};
+use crate::decision::{self, Situation, Wish};
 use crate::definitions;
-use crate::enforce::cookie;
-use crate::enforce::isolation::{self, Wanted};
 use crate::error::{Code, Error, Result};
-use crate::host::root::Root;
 use crate::lock::leases::{Holds, Leases};
+use crate::xml::Domain;
 use crate::xml::read::{self, Identity};
-use crate::xml::{Domain, caches, realtime};
-
-/// How the domain would come in.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Arrival {
-    /// By a start.
-    Start,
-    /// From another host, which has its lease: its XML is rewritten, and no lease of this host is its own.
-    Migration,
-}
-
-/// The plan of a dedicated domain in this situation.
-///
-/// # Errors
-/// The refusal that the start would have.
-pub(super) fn plan(
-    root: &Root,
-    (domain, identity): (&Domain<'_>, &Identity),
-    wish: &Dedicated,
-    (situation, leases): (&Situation, &Leases),
-    arrival: Arrival,
-    steps: Steps<'_>,
-) -> Result<Plan> {
-    let entering = arrival == Arrival::Migration;
-    let existing = identity.uuid.and_then(|uuid| leases.get(uuid)).and_then(|lease| lease.plan());
-    realtime::check(domain, &wish.request)?;
-    cookie::check(root, &wish.request.policy)?;
-    let plan = situation.plan(wish, existing, entering, steps)?;
-    let (iothreads, others) = (read::iothread_ids(domain)?, Wanted::of(leases, identity.uuid));
-    isolation::check(root, &wish.request.policy, &plan, &iothreads, &others)?;
-    if !entering {
-        caches::check(domain, &plan, &decision::cache_ids(root, domain)?)?;
-    }
-    Ok(plan)
-}
 
 /// The refusal of a domain that pins itself, if its start would be refused.
 pub(super) fn by_hand(leases: &Leases, identity: &Identity, cpus: &CpuSet) -> Option<Error> {
@@ -76,8 +38,13 @@ pub(super) fn holds(context: &Context, text: &str, leases: &Leases) -> Result<(I
     let definitions = definitions::read(root, &wish.settings).dedicated;
     let situation = Situation::read(root, &wish.settings, read::partition(&domain).as_deref())?;
     let situation = situation.among(definitions, identity.uuid).beside(leases, identity.uuid);
-    let holds = plan(root, (&domain, &identity), &wish, (&situation, leases), Arrival::Start, &mut |_| {})
-        .map(Holds::Dedicated)
+    let existing = identity.uuid.and_then(|uuid| leases.get(uuid)).and_then(|lease| lease.plan());
+    let holds = conditions::before_plan(root, &domain, &wish.request)
+        .and_then(|()| situation.plan(&wish, existing, false, &mut |_| {}))
+        .and_then(|plan| {
+            conditions::of_plan(root, (&domain, identity.uuid), &wish.request, &plan, Arrival::Start, leases)?;
+            Ok(Holds::Dedicated(plan))
+        })
         .map_err(|error| about(situation.with_moves(error, &wish.request, leases, identity.uuid)))?;
     Ok((identity, holds))
 }

@@ -59,10 +59,19 @@ pub(super) fn file(path: &str) -> Result<String> {
         std::fs::File::open(path).and_then(|file| file.take(limit).read_to_end(&mut bytes))
     };
     read.map_err(|error| {
-        let code = if error.kind() == std::io::ErrorKind::NotFound { Code::DomainUnknown } else { Code::DomainInvalid };
-        Error::io(code, "read", path.as_ref(), error)
+        let (code, hint) = if error.kind() == std::io::ErrorKind::NotFound {
+            (Code::DomainUnknown, "name an XML file, or - for stdin")
+        } else {
+            (Code::DomainInvalid, "look at the path and the reason in the message")
+        };
+        Error::io(code, "read", path.as_ref(), error).with_hint(hint)
     })?;
-    xml::text_of(bytes)
+    let text = xml::text_of(bytes).and_then(|text| Domain::parse(&text).map(drop).map(|()| text));
+    text.map_err(|mut error| {
+        let place = if path == "-" { "stdin" } else { path };
+        error.message = format!("{}: {}", printable(place), error.message);
+        error
+    })
 }
 
 /// libvirt's persistent definition of a domain.

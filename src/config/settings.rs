@@ -45,8 +45,14 @@ impl Settings {
         let paths = std::iter::once(MAIN_FILE.to_owned()).chain(drop_ins.map(|name| format!("{DROP_IN_DIR}/{name}")));
         let mut files = Vec::new();
         for path in paths {
-            if let Some(text) = root.read_if_exists(&path).map_err(unreadable)? {
-                files.push((path, text));
+            match root.read_if_exists(&path).map_err(unreadable)? {
+                Some(text) => files.push((path, text)),
+                None if is_listed(root, &path) => {
+                    let what = format!("{}: there is nothing where this link points to", root.resolve(&path).display());
+                    return Err(Error::new(Code::ConfigInvalid, what)
+                        .with_hint("mend the link or remove it: what the file was to say is not known"));
+                }
+                None => {}
             }
         }
         Settings::merge(files.iter().map(|(path, text)| (path.as_str(), text.as_str())))
@@ -92,6 +98,12 @@ impl Settings {
         self.limits.iter().filter(|limit| limit.is_for(name)).try_for_each(|limit| limit.check(vcpus, policy))
     }
 
+    /// The sections for domains that bring no policy, that themselves name none: they do nothing.
+    pub fn idle_sections(&self) -> impl Iterator<Item = &str> {
+        let idle = |section: &&DomainSection| !section.attributes.iter().any(|(name, _)| name == "policy");
+        self.domains.iter().filter(idle).map(|section| section.place.as_str())
+    }
+
     /// The section for a domain that brings no policy of its own: one with its UUID before one with a pattern; among
     /// equals the last one written.
     pub fn section_for(&self, uuid: Option<DomainUuid>, name: &str) -> Option<&DomainSection> {
@@ -100,6 +112,12 @@ impl Settings {
         last(&|selects| matches!(selects, Selector::Uuid(of) if Some(*of) == uuid))
             .or_else(|| last(&|selects| matches!(selects, Selector::Name(pattern) if pattern.matches(name))))
     }
+}
+
+/// Whether a directory still has the name, although there is no file behind it.
+fn is_listed(root: &Root, path: &str) -> bool {
+    path.rsplit_once('/')
+        .is_some_and(|(dir, name)| root.list(dir).is_ok_and(|names| names.iter().any(|found| found == name)))
 }
 
 fn unreadable(error: Error) -> Error {

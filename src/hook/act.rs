@@ -6,14 +6,13 @@ use std::cell::Cell;
 
 use super::call::Operation;
 use super::others;
-use crate::alloc::policy::GuestView;
 use crate::alloc::quality;
+use crate::conditions::{self, Arrival};
 use crate::config::settings::Settings;
 use crate::cpuset::CpuSet;
 use crate::decision::{self, Dedicated, Situation, Wish};
 use crate::definitions;
-use crate::enforce::isolation::{self, Wanted};
-use crate::enforce::{self, cookie};
+use crate::enforce::{self, isolation};
 use crate::error::{Code, Error, Result};
 use crate::host::process::{self, Process};
 use crate::host::qemu;
@@ -25,7 +24,7 @@ use crate::log::Journal;
 use crate::uuid::DomainUuid;
 use crate::xml::Domain;
 use crate::xml::pin::{self, Scope};
-use crate::xml::{caches, read, realtime, shape};
+use crate::xml::{caches, read};
 
 /// A lease that is no more, and why.
 type Void = (Lease, &'static str);
@@ -50,7 +49,9 @@ pub(super) fn act(root: &Root, operation: Operation, text: &str) -> Result<Optio
     let domain = Domain::parse(text)?;
     let identity = read::identity(&domain)?;
     let uuid = identity.uuid.ok_or_else(|| {
-        Error::new(Code::DomainInvalid, "the domain XML on stdin has no <uuid>").in_domain(&identity.name)
+        Error::new(Code::DomainInvalid, "the domain XML on stdin has no <uuid>")
+            .with_hint("hand on what libvirt wrote, or `virsh dumpxml DOMAIN`: leases belong to UUIDs")
+            .in_domain(&identity.name)
     })?;
     let event = Event {
         root,
@@ -92,7 +93,11 @@ impl Event<'_> {
 
     /// Prepare, migrate, restore: the domain wants to come in.
     fn enter(&self) -> Result<Option<String>> {
-        match self.wish()? {
+        let wish = self.wish()?;
+        if let (Some(said), Operation::Prepare) = (decision::in_vain(self.domain), self.operation) {
+            self.record(None, None, &said);
+        }
+        match wish {
             Wish::Dedicated(wish) => self.lease(&wish).map(Some),
             Wish::Static(cpus) => self.hold_static(cpus).map(|()| None),
             Wish::Shared if self.operation == Operation::Prepare => self.hold_nothing().map(|()| None),
@@ -102,8 +107,7 @@ impl Event<'_> {
 
     /// Takes or finds the lease of a dedicated domain and confines the domain to it; or records that it starts without.
     fn lease(&self, wish: &Dedicated) -> Result<String> {
-        realtime::check(self.domain, &wish.request).map_err(|error| self.named(error))?;
-        cookie::check(self.root, &wish.request.policy).map_err(|error| self.named(error))?;
+        conditions::before_plan(self.root, self.domain, &wish.request).map_err(|error| self.named(error))?;
         let preparing = self.operation == Operation::Prepare;
         let partition = read::partition(self.domain);
         let definitions = definitions::read(self.root, &wish.settings).dedicated;
@@ -129,33 +133,23 @@ impl Event<'_> {
                 Err(refusal) => {
                     // A refusal changes nothing, and nobody waits for it to be explained.
                     drop(state);
-                    let refusal = situation.with_moves(refusal, &wish.request, &leases, Some(self.uuid));
+                    let refusal = situation.with_moves(refusal, &wish.asked(!preparing), &leases, Some(self.uuid));
                     return Err(decision::about(refusal, &self.identity.name, Some((&leases, Some(self.uuid)))));
                 }
             },
         };
-        let iothreads = read::iothread_ids(self.domain)?;
-        let others = Wanted::of(&leases, Some(self.uuid));
-        isolation::check(self.root, &wish.request.policy, &plan, &iothreads, &others)
+        let arrival = if preparing { Arrival::Start } else { Arrival::Entry };
+        let domain = (self.domain, Some(self.uuid));
+        let told = conditions::of_plan(self.root, domain, &wish.request, &plan, arrival, &leases)
             .map_err(|error| self.named(error))?;
-        // A migration or restore goes on with what the guest was told where it began.
-        let told = if preparing { shape::difference(self.domain, &plan) } else { None };
-        if let Some(told) = told.as_ref().filter(|_| wish.request.policy.topology == GuestView::Require) {
-            return Err(self.named(Error::new(Code::TopologyOtherwise, told)));
-        }
         let scope = if preparing { Scope::Everything } else { Scope::PlacementOnly };
         let edits = pin::rewrite(self.domain, &plan, scope).map_err(|error| self.named(error))?;
-        let output = edits.apply(self.domain.text());
-        let ids = decision::cache_ids(self.root, self.domain).map_err(|error| self.named(error))?;
-        let output = if preparing {
-            // libvirt has its own document, whatever we print.
-            caches::check(self.domain, &plan, &ids).map(|()| output)
-        } else {
-            Domain::parse(&output)
-                .and_then(|domain| caches::rewrite(&domain, &plan, &ids))
-                .map(|edits| edits.apply(&output))
+        let mut output = edits.apply(self.domain.text());
+        if !preparing {
+            let ids = decision::cache_ids(self.root, self.domain).map_err(|error| self.named(error))?;
+            let edits = Domain::parse(&output).and_then(|domain| caches::rewrite(&domain, &plan, &ids));
+            output = edits.map_err(|error| self.named(error))?.apply(&output);
         }
-        .map_err(|error| self.named(error))?;
         if !preparing && existing.as_ref().is_some_and(|lease| lease.state != State::Provisional) {
             // The domain is being started, or runs: this event may belong to another attempt, and takes nothing away.
             return Ok(output);
@@ -189,7 +183,9 @@ impl Event<'_> {
             let held = self.hold_others(&situation, &leases);
             let held = held.and_then(|()| isolation::settle(self.root, &mut state, &leases));
             let made = held.and_then(|()| match &place {
-                Some(place) => confinement.make(self.root, place, &iothreads, &plan),
+                Some(place) => {
+                    read::iothread_ids(self.domain).and_then(|ids| confinement.make(self.root, place, &ids, &plan))
+                }
                 None => Ok(()),
             });
             if let Err(error) = made {

@@ -111,7 +111,8 @@ fn read_stdin() -> Result<Vec<u8>> {
         match ready {
             Ok(0) => {
                 let seconds = STDIN_DEADLINE.as_secs();
-                return Err(Error::new(Code::DomainInvalid, format!("no domain XML on stdin within {seconds} s")));
+                return Err(Error::new(Code::DomainInvalid, format!("no domain XML on stdin within {seconds} s"))
+                    .with_hint("whoever calls the hook has to hand the domain's XML on, and then to close its stdin"));
             }
             Ok(_) => {}
             Err(nix::errno::Errno::EINTR) => continue,

@@ -13,6 +13,7 @@ use crate::host::{process, qemu};
 use crate::lock::leases::{Lease, Leases, State};
 use crate::lock::reclaim;
 use crate::lock::{self, DEADLINE, StateLock};
+use crate::xml::pin;
 
 impl Event<'_> {
     /// QEMU runs: bind and look, then let libvirt's XML follow.
@@ -138,6 +139,12 @@ impl Event<'_> {
         };
         // It runs, so its lease does, wherever its threads are.
         self.mark_running(&status)?;
+        if let Some(plan) = lease.plan().filter(|_| lease.moving.is_none()) {
+            // Whoever was to tell libvirt may have ended with the daemon.
+            if pin::unsaid(self.domain, plan).is_ok_and(|pins| !pins.is_empty()) {
+                self.sync(plan);
+            }
+        }
         bound.or_else(|error| self.put_right(error))
     }
 }

@@ -116,6 +116,7 @@ pub fn parent_path(naming: Naming, partition: Option<&str>) -> Result<String> {
             Code::DomainInvalid,
             format!("<partition>{partition}</partition> is not an absolute path of a cgroup"),
         )
+        .with_hint("write one such as /machine/db into <resource>, or leave it out for libvirt's own")
     })
 }
 

@@ -5,6 +5,7 @@
 //! processes never hold two locks. Only a [`StateLock`] can replace the leases. Nobody may call libvirt while holding it.
 
 pub mod former;
+mod holder;
 pub mod leases;
 mod plan;
 pub mod reclaim;
@@ -64,6 +65,7 @@ impl StateLock {
         let opened = failpoint::step("lock.open").and_then(|()| options.open(&path));
         let file = opened.map_err(|error| denied("open", &path, error))?;
         ours(&path, &file)?;
+        let found = file.metadata().map_err(|error| denied("look at", &path, error))?;
         failpoint::passed("lock.wait");
         let locked = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
             Err((file, Errno::EWOULDBLOCK | Errno::EINTR)) => wait(file, deadline),
@@ -74,10 +76,11 @@ impl StateLock {
                 failpoint::passed("lock.taken");
                 Ok(StateLock { dir, _lock: lock })
             }
-            Err(error) if error.kind() == io::ErrorKind::TimedOut => Err(Error::new(
-                Code::StateLocked,
-                format!("{} was held by another process for {} ms", path.display(), deadline.as_millis()),
-            )),
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+                let who = holder::holder(root, &found).map(|who| format!(" ({who})")).unwrap_or_default();
+                let (path, waited) = (path.display(), deadline.as_millis());
+                Err(Error::new(Code::StateLocked, format!("{path} was held by another process{who} for {waited} ms")))
+            }
             Err(error) => Err(denied("lock", &path, error)),
         }
     }

@@ -8,7 +8,8 @@ use crate::error::Code;
 use crate::hook::call::Operation;
 use crate::lock::{LEASES_FILE, STATE_DIR};
 
-const PAGES: [&str; 4] = ["virt-pin(1)", "virt-pin.toml(5)", "virt-pin-policy(7)", "virt-pin-hook(8)"];
+const PAGES: [&str; 5] =
+    ["virt-pin(1)", "virt-pin.toml(5)", "virt-pin-codes(7)", "virt-pin-policy(7)", "virt-pin-hook(8)"];
 
 /// virt-pin.toml(5)
 pub(super) fn configuration() -> String {
@@ -128,7 +129,7 @@ pub(super) fn hook() -> String {
 /// The exit statuses.
 pub(super) fn codes(page: &mut Page) {
     page.heading("EXIT STATUS");
-    page.text("0 is success. Each other status is one code, which the message names:");
+    page.text("0 is success. Each other status is one code, which the message names; virt-pin-codes(7) shows each as it is printed, and says more:");
     for code in Code::all() {
         let retry = if code.retry() { " May succeed later with nobody changing anything." } else { "" };
         page.term(&format!("{} `{code}`", code.exit()), &format!("{}.{retry}", code.meaning()));

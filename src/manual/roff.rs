@@ -55,6 +55,20 @@ impl Page {
         self.0 += ".fi\n.RE\n";
     }
 
+    /// Lines as they were printed; those that are too wide go on below.
+    pub(super) fn quote<'a>(&mut self, lines: impl IntoIterator<Item = &'a str>) {
+        self.0 += ".PP\n.RS 4\n";
+        let lines: Vec<_> = lines.into_iter().map(|text| line(&plain(text.trim_start()))).collect();
+        self.0 += &(lines.join("\n.br\n") + "\n.RE\n");
+    }
+
+    /// Points, one after the other.
+    pub(super) fn list(&mut self, points: &[&str]) {
+        for point in points {
+            self.0 += &format!(".IP \\(bu 2\n{}\n", line(&inline(point)));
+        }
+    }
+
     pub(super) fn finish(self) -> String {
         self.0
     }

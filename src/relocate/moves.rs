@@ -1,4 +1,5 @@
-//! Which running leases to move, and in which order: to make room for a request, or so that one lies nearer together.
+//! Which running leases to move, and in which order: to make room for a request, off CPUs that may not be handed out any more, or
+//! so that one lies nearer together.
 //!
 //! Only moves that a running guest does not notice. What is found holds for the leases as they were read: each move is
 //! checked again under the lock when it is made.
@@ -66,6 +67,21 @@ impl<'a> Movable<'a> {
         self.moves(&beside, request, domain, None)
             .and_then(|steps| self.ordered(steps))
             .ok_or_else(|| Error::from(refusal).with_hint("no moves of running VMs are known that would make room"))
+    }
+
+    /// A move of one lease off CPUs that are not pinnable any more, taken as made; `None` if none has such CPUs and another place.
+    pub fn withdraw(&mut self) -> Option<Step> {
+        let step = self.mobile.iter().find_map(|(uuid, mobile)| {
+            let lease = self.leases.get(*uuid)?;
+            let plan = lease.plan().filter(|plan| !plan.exclusive().is_subset(&self.situation.pinnable))?;
+            let beside = self.situation.clone().beside(&self.leases, Some(*uuid));
+            let taken = beside.taken.union(&beside.reserved());
+            let supply = Supply { taken: &taken, ..beside.supply() };
+            let to = relocation::anew(&supply, &mobile.request, plan, mobile.memory).ok()?;
+            Some(Step { uuid: *uuid, name: lease.name.clone(), from: lease.cpus(), to })
+        })?;
+        made(&mut self.leases, &step);
+        Some(step)
     }
 
     /// Moves that bring one lease nearer together and none further apart on the whole; empty if nothing is to be gained.

@@ -88,6 +88,7 @@ impl Group<'_, '_> {
                         self.name, self.level
                     ),
                 )
+                .with_hint("take it out of <cputune>: without the host's numbers nobody can tell whose cache it is")
             })
         };
         cpus.iter().map(id).collect()

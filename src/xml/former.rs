@@ -24,6 +24,8 @@ use crate::error::Result;
 pub(super) const NAMESPACE: &str = "urn:virt-pin:former:1";
 const PREFIX: &str = "xmlns:former";
 const ELEMENT: &str = "former:shape";
+/// What we made of `<numatune>`.
+pub(super) const WROTE_NUMATUNE: &str = "wrote-numatune";
 /// There was no such element.
 const NONE: &str = "none";
 
@@ -59,6 +61,12 @@ pub(super) fn remembered(domain: &Domain<'_>) -> BTreeMap<String, String> {
 /// Whether this document carries something of ours.
 pub fn is_shaped(domain: &Domain<'_>) -> bool {
     element(domain).is_some()
+}
+
+/// What the `<numatune>` says that we wrote; `None` where there is none, or its owner has changed it.
+pub(super) fn wrote_numatune(domain: &Domain<'_>) -> Option<String> {
+    let ours = remembered(domain).remove(WROTE_NUMATUNE)?;
+    numa::tune_said(domain).filter(|said| *said == ours)
 }
 
 /// The document as its owner has it: what we wrote is out, and what was there before is back. The same text if it carries
@@ -99,7 +107,7 @@ pub fn restored(text: &str) -> Result<String> {
     if is_ours("wrote-numa", &said.numa) {
         domain.all(&["cpu", "numa"]).into_iter().for_each(|numa| changes.remove(numa));
     }
-    if is_ours("wrote-numatune", &said.numatune) {
+    if is_ours(WROTE_NUMATUNE, &said.numatune) {
         domain.first(&["numatune"]).into_iter().for_each(|numatune| changes.remove(numatune));
     }
     take_out(&domain, element, &mut changes);
@@ -131,7 +139,7 @@ pub(super) fn remember(owner: &Domain<'_>, shaped: &str) -> Result<String> {
         attributes.push(("wrote-topology", wrote));
     }
     attributes.extend(now.numa.filter(|_| before.numa.is_none()).map(|wrote| ("wrote-numa", wrote)));
-    attributes.extend(now.numatune.filter(|_| before.numatune.is_none()).map(|wrote| ("wrote-numatune", wrote)));
+    attributes.extend(now.numatune.filter(|_| before.numatune.is_none()).map(|wrote| (WROTE_NUMATUNE, wrote)));
     if attributes.len() == 1 {
         return Ok(shaped.to_owned());
     }

@@ -46,13 +46,16 @@ pub fn text_of(bytes: Vec<u8>) -> Result<String> {
         return Err(invalid(format!("the document is larger than {MAX_BYTES} bytes")));
     }
     if bytes.starts_with(&[0xff, 0xfe]) || bytes.starts_with(&[0xfe, 0xff]) {
-        return Err(invalid("the document is in UTF-16; libvirt reads UTF-8 only"));
+        return Err(invalid("the document is in UTF-16; libvirt reads UTF-8 only").with_hint("convert it to UTF-8"));
     }
     let text = String::from_utf8(bytes).map_err(|error| {
         invalid(format!("the document is not UTF-8 from byte {} on", error.utf8_error().valid_up_to()))
+            .with_hint("convert it to UTF-8")
     })?;
     if text.trim_start_matches('\u{feff}').trim().is_empty() {
-        return Err(invalid("the document is empty"));
+        return Err(
+            invalid("the document is empty").with_hint("give it a domain's XML, such as `virsh dumpxml DOMAIN` prints")
+        );
     }
     let ascii = text.trim_start_matches('\u{feff}').is_ascii();
     match declared_encoding(&text).filter(|name| !ascii && !is_utf8(name)) {
@@ -93,11 +96,15 @@ impl<'t> Domain<'t> {
     pub fn parse(text: &'t str) -> Result<Domain<'t>> {
         let document = document::parse(text).map_err(|flaw| match flaw {
             Flaw::NotWellFormed(error) => invalid("the document is not well-formed XML").because(error),
+            flaw @ Flaw::Dtd => invalid(flaw.to_string()).with_hint(
+                "take the DOCTYPE out, and write out what it abbreviates; libvirt's own documents have none",
+            ),
             flaw => invalid(flaw.to_string()),
         })?;
         let root = document.root_element();
         if root.tag_name().name() != "domain" {
-            return Err(invalid(format!("the root element is <{}>, not <domain>", root.tag_name().name())));
+            return Err(invalid(format!("the root element is <{}>, not <domain>", root.tag_name().name()))
+                .with_hint("give it a domain's XML, such as `virsh dumpxml DOMAIN` prints"));
         }
         if root.default_namespace().is_some_and(|uri| !uri.is_empty()) {
             return Err(invalid("<domain> has a default namespace, so libvirt would find none of its elements")

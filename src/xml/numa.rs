@@ -1,12 +1,13 @@
-//! The guest's NUMA cells: which ones the document defines, and what a plan has to add to it. Never changes cells or a
-//! `<numatune>` that the document has.
+//! The guest's NUMA cells: which ones the document defines, and what a plan has to add to it. Never changes cells that the
+//! document has, nor a `<numatune>` that is its owner's.
 
 use std::collections::BTreeMap;
 
 use roxmltree::Node;
 
 use super::layout::Element;
-use super::{Domain, children, cpuset_attribute, invalid, memory, number_attribute};
+use super::pin::Changes;
+use super::{Domain, children, cpuset_attribute, former, invalid, memory, number_attribute};
 use crate::alloc::plan::{PlacedCell, Plan};
 use crate::alloc::request::GuestCell;
 use crate::cpuset::{CpuId, CpuSet, NodeId};
@@ -137,6 +138,19 @@ fn numatune(plan: &Plan) -> Option<Element> {
     let each: Vec<Element> = each.collect::<Option<_>>()?;
     let all = bind("memory", None, set(nodes));
     Some(Element::new("numatune", Vec::new()).with_children([all].into_iter().chain(each).collect()))
+}
+
+/// Binds the memory of cells to the plan's nodes in a `<numatune>` of ours, and remembers that as ours. The cells stay: the guest
+/// sees them.
+pub(super) fn rebind<'d, 't>(domain: &'d Domain<'t>, plan: &Plan, changes: &mut Changes<'d, 't>) {
+    let (Some(bound), Some(element)) = (former::wrote_numatune(domain), domain.first(&["numatune"])) else { return };
+    let Some((numatune, wanted)) = numatune(plan).zip(tune_of(plan)).filter(|(_, wanted)| *wanted != bound) else {
+        return;
+    };
+    changes.replace(element, &numatune);
+    if let Some(remembers) = former::element(domain) {
+        changes.set(remembers, former::WROTE_NUMATUNE, &wanted, None);
+    }
 }
 
 /// What the cells of the document say, in one spelling: vCPUs and KiB of each; `None` without any that can be understood.

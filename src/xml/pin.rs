@@ -2,7 +2,8 @@
 //! guest's NUMA cells with the nodes of their memory where the document has none.
 //!
 //! These are the elements we own; nothing else is touched, and cells or a `<numatune>` that the document has are its own
-//! (but for saying what it left to `<vcpu placement='auto'>`, which we take away).
+//! (but for saying what it left to `<vcpu placement='auto'>`, which we take away), unless it came with a shape of ours: such a
+//! `<numatune>` follows the plan.
 //! Each pin is changed where it stands, spelled as before if it already says the right thing, so a second run changes
 //! nothing. What is missing goes where libvirt itself would print it. Pins may be spread over several `<cputune>` (libvirt
 //! merges them); of several `<vcpu>`, `<cpu>` or `<topology>` the first counts and the others are nobody's.
@@ -13,6 +14,7 @@ use roxmltree::Node;
 
 use super::edit::{Edit, EditList};
 use super::layout::{CPU, CPUTUNE, Element, Layout, ROOT, rank};
+use super::read::Pins;
 use super::{Domain, numa, number_attribute, read, topology};
 use crate::alloc::plan::Plan;
 use crate::cpuset::CpuSet;
@@ -44,11 +46,26 @@ pub fn rewrite(domain: &Domain<'_>, plan: &Plan, scope: Scope) -> Result<EditLis
     } else {
         vcpu(domain, plan, &mut changes);
         cputune(domain, plan, &mut changes)?;
+        // With a shape it is made anew.
+        numa::rebind(domain, plan, &mut changes);
     }
     if scope != Scope::PlacementOnly {
         guest_view(domain, plan, &mut changes)?;
     }
     changes.into_edits()
+}
+
+/// The pins of the plan that a running domain's document does not say.
+///
+/// # Errors
+/// As [`read::pins`].
+pub fn unsaid(live: &Domain<'_>, plan: &Plan) -> Result<Pins> {
+    let said = read::pins(live)?;
+    let vcpus = plan.vcpu_places().filter(|(vcpu, cpus)| said.vcpus.get(vcpu) != Some(cpus)).collect();
+    let emulator = Some(&plan.emulator).filter(|cpus| said.emulator.as_ref() != Some(cpus)).cloned();
+    let iothreads = read::iothread_ids(live)?.into_iter().filter(|id| said.iothreads.get(id) != Some(&plan.iothreads));
+    let iothreads = iothreads.map(|id| (id, plan.iothreads.clone())).collect();
+    Ok(Pins { vcpus, emulator, iothreads })
 }
 
 fn check(domain: &Domain<'_>, plan: &Plan) -> Result<()> {

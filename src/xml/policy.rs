@@ -15,7 +15,11 @@ const FAMILY: &str = "urn:virt-pin:";
 /// [`Code::PolicyInvalid`]: two of them, one that libvirt would drop, content inside it, an attribute with a prefix, or
 /// another element in our namespace. A misspelled policy must never pass for no policy.
 pub(super) fn attributes(domain: &Domain<'_>) -> Result<Option<Vec<(String, String)>>> {
-    let refuse = |message: String| Err(Error::new(Code::PolicyInvalid, message));
+    let refuse = |message: String| {
+        Err(Error::new(Code::PolicyInvalid, message).with_hint(format!(
+            "write one <pin:cpu xmlns:pin=\"{NAMESPACE}\" policy=\"dedicated\"/> into <metadata>, or have `virt-pin enable DOMAIN` do so"
+        )))
+    };
     let mut found = None;
     let metadata = domain.root().children().filter(|child| is(*child, "metadata"));
     for (index, metadata) in metadata.enumerate() {

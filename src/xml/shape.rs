@@ -9,6 +9,7 @@ use super::pin::{Scope, rewrite};
 use super::read::{self, Pins};
 use super::{Domain, numa};
 use crate::alloc::plan::Plan;
+use crate::cpuset::CpuSet;
 use crate::error::Result;
 
 /// The document in the plan's shape, with what it had before in an element of its own; without pins. The very text if it
@@ -42,8 +43,22 @@ pub fn difference(domain: &Domain<'_>, plan: &Plan) -> Option<String> {
     if numa::missing(domain, plan).is_ok_and(|missing| missing.cells.is_some()) {
         return Some(format!("its XML tells the guest of no NUMA cells, not of {}", plan.cells.len()));
     }
-    let ours = former::remembered(domain).remove("wrote-numatune");
-    let bound = numa::tune_said(domain).filter(|said| ours.as_ref() == Some(said))?;
+    None
+}
+
+/// The host nodes that a `<numatune>` of ours binds the guest's memory to: those of the place that the document was written for.
+/// `None` where there is none, or its owner has changed it.
+pub fn memory_nodes(domain: &Domain<'_>) -> Option<CpuSet> {
+    former::wrote_numatune(domain)?;
+    domain
+        .first(&["numatune", "memory"])?
+        .attribute("nodeset")
+        .and_then(|nodes| CpuSet::parse_libvirt_cpuset(nodes).ok())
+}
+
+/// How a `<numatune>` of ours binds the guest's memory to other nodes than the plan does; `None` if it does not.
+pub fn bound_elsewhere(domain: &Domain<'_>, plan: &Plan) -> Option<String> {
+    let bound = former::wrote_numatune(domain)?;
     let nodes = numa::tune_of(plan)?;
     (nodes != bound).then(|| "its XML binds the memory of its NUMA cells to other nodes than their vCPUs'".to_owned())
 }

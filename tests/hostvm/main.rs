@@ -10,7 +10,8 @@
 //! virt-pin on whole hosts: emulated machines of chosen shapes with systemd, cgroup v2, machined, libvirt and QEMU.
 //!
 //! `image` builds the disk (by `image.sh`), `shape` says what the machine is, `vm` runs QEMU, `snapshot` boots it once, `host` is
-//! a clone for a test, `cache` keeps what is slow, `wire` is how one talks with them, `needs` knows whether to run at all.
+//! a clone for a test, `cache` keeps what is slow, `wire` is how one talks with them, `needs` knows whether to run at all,
+//! `transcript` records what documents show.
 //! What virt-pin promises there: `leases`, `isolation`, `lifecycle`, `migration`, `relocate`, `agent`, `packages`; `proof` is what the kernel
 //! (`trace`) has seen of it. This file tests the test bed. `make test-host` runs it; a plain `cargo test`
 //! only says so.
@@ -33,6 +34,7 @@ mod relocate;
 mod shape;
 mod snapshot;
 mod trace;
+mod transcript;
 mod vm;
 mod ways;
 mod wire;

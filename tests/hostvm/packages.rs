@@ -8,18 +8,21 @@ use crate::guest::Guest;
 use crate::host::Host;
 use crate::needs;
 use crate::shape::{Debian, Shape};
+use crate::transcript::Transcript;
 
 const HOOK: &str = "/etc/libvirt/hooks/qemu.d/10-virt-pin";
 const PACKAGED_HOOK: &str = "/usr/lib/virt-pin/virt-pin-hook";
 
-/// Every file of the disk: kind, mode, owner, and when it was written; in /etc what is in it instead, as a file may be written as
-/// it was. Without what dpkg writes about itself, logs, what libvirt keeps of a VM while it runs, and empty
-/// `.wants` directories of the test bed, which Debian 12's helper for units tidies away.
+/// Every file of the disk by name: kind, mode, owner, and what is in it or where it leads; of /usr instead of what is in it when the
+/// kernel last saw it change, which nobody can set, as it is most of the disk. Left out is what has to differ: logs, what dpkg keeps
+/// of its former self, what libvirt keeps of a VM that has run, and empty `.wants` directories of the test bed, which Debian 12's
+/// helper for units tidies away.
 const FILES: &str = r#"
-    skip="-path /var/lib/dpkg -o -path /var/log -o -path /var/lib/libvirt/qemu"
-    { find / -xdev \( $skip -o -path /etc \) -prune -o -type f -printf '%p %m %u:%g %s %T@\n' -o -printf '%p %y %m %u:%g %l\n'
-      find /etc -type d -name '*.wants' -empty -o -type f -printf '%p %m %u:%g\n' -o -printf '%p %y %m %u:%g %l\n'
-      find /etc -type f -exec sha256sum {} +; } | sort"#;
+    set -fo pipefail
+    skip="-path /var/log -o -path /var/lib/libvirt/qemu -o -path /var/lib/dpkg/*-old"
+    { find / -xdev \( $skip \) -prune -o -type d -name '*.wants' -empty -o -printf '%p %y %m %u:%g %l\n'
+      find /usr -type f -printf '%p since %C@\n'
+      find / -xdev \( $skip -o -path /usr \) -prune -o -type f -print0 | xargs -0 --max-args=1500 sha256sum; } | sort"#;
 
 /// Notes every moment at which the hook could not be executed.
 const WATCH: &str = "setsid bash -c 'while [ ! -e /run/stop ]; do [ -x $0 ] || echo gone; done; echo end' $0 >/run/watched 2>&1 </dev/null &";
@@ -54,12 +57,12 @@ fn packages() -> Option<&'static [PathBuf; 2]> {
 }
 
 impl Host {
+    /// Puts a package into /run.
     #[track_caller]
-    fn dpkg_install(&self, package: &Path) -> String {
-        self.put("/run/package.deb", 0o644, &std::fs::read(package).unwrap());
-        let output = self.exec(&["dpkg", "--install", "/run/package.deb"]);
-        assert_eq!(output.status, 0, "{output:#?}");
-        output.stdout + &output.stderr
+    fn bring(&self, package: &Path) -> String {
+        let name = package.file_name().unwrap().to_str().unwrap();
+        self.put(&format!("/run/{name}"), 0o644, &std::fs::read(package).unwrap());
+        name.to_owned()
     }
 
     fn agent(&self, property: &str) -> String {
@@ -81,35 +84,55 @@ fn the_package_comes_and_goes(debian: Debian) {
     let definition = host.virsh(&["dumpxml", "--inactive", "vm"]).ok();
     let daemon = host.daemon();
     host.sh(&format!("{FILES} >/run/before")).ok();
+    for (file, lines) in [("/usr/bin/virsh", "2\n"), ("/etc/passwd", "2\n"), ("/etc/mtab", "1\n")] {
+        assert_eq!(
+            host.exec(&["grep", "--count", "--extended-regexp", &format!("(^| ){file}( |$)"), "/run/before"]).ok(),
+            lines,
+            "{file}"
+        );
+    }
 
-    let began = std::time::Instant::now();
-    let said = host.dpkg_install(now);
+    let package = host.bring(now);
+    let mut session = Transcript::on(&host);
+    let said = session.run(&format!("dpkg --install {package}"));
     assert!(!said.contains("virt-pin:") && !said.contains("arning"), "{said}");
     assert_eq!((host.agent("ActiveState"), host.agent("UnitFileState")), ("active".to_owned(), "enabled".to_owned()));
     assert_eq!(
         host.sh("stat --format '%A %U %n' /run/virt-pin /etc/virt-pin/virt-pin.toml").ok(),
         "drwx------ root /run/virt-pin\n-rw-r--r-- root /etc/virt-pin/virt-pin.toml\n"
     );
-    // Nothing is handed out before somebody says so.
+    // Nothing is handed out before somebody says so, and whoever is refused learns how.
     let refused = host.exec(&["virt-pin", "enable", "vm"]).refused();
     assert!(refused.starts_with("virt-pin: error[cpu.placement.unsatisfiable]"), "{refused}");
-    host.sh("sed -i 's/^pinnable_cpus = .*/pinnable_cpus = \"2-7,10-15\"/' /etc/virt-pin/virt-pin.toml").ok();
-    host.exec(&["virt-pin", "enable", "vm"]).ok();
-    host.virsh(&["start", "vm"]).ok();
+    assert!(refused.contains("`virt-pin suggest --write`"), "{refused}");
+    assert_eq!(host.virsh(&["dumpxml", "--inactive", "vm"]).ok(), definition);
+    match debian {
+        Debian::Trixie => {
+            assert_eq!(session.run("virt-pin suggest | grep pinnable_cpus"), "pinnable_cpus = \"2-7,10-15\"\n");
+            session.run("sed -i 's/^pinnable_cpus = .*/pinnable_cpus = \"2-7,10-15\"/' /etc/virt-pin/virt-pin.toml");
+        }
+        Debian::Bookworm => drop(session.run("virt-pin suggest --write")),
+    }
+    session.run("virt-pin enable vm");
+    session.run("virsh start vm");
     let threads = host.threads("vm");
     let cpus: Vec<_> = threads.iter().take(4).map(|thread| thread.cpus.as_str()).collect();
     assert_eq!(cpus, ["2", "3", "4", "5"]);
-    let map = host.exec(&["virt-pin", "map"]).ok();
+    let map = session.run("virt-pin map");
     assert!(map.contains("vm") && map.contains("2-5"), "{map}");
+    session.run("virsh vcpupin vm");
+    if debian == Debian::Trixie {
+        session.agrees_with("installation.md");
+    }
     let check = host.exec(&["virt-pin", "check"]);
     assert!(!check.stdout.contains("FAIL"), "{}", check.stdout);
-    needs::say(&format!("from the package to dedicated CPUs: {:.0} s", began.elapsed().as_secs_f64()));
 
     // An upgrade under the running VM.
     let lease = host.exec(&["virt-pin", "--json", "lease", "vm"]).ok();
     let agent = host.agent("MainPID");
     host.exec(&["bash", "-c", &WATCH.replace("$0", HOOK)]).ok();
-    host.dpkg_install(later);
+    let package = host.bring(later);
+    host.exec(&["dpkg", "--install", &format!("/run/{package}")]).ok();
     host.sh("touch /run/stop; until grep --quiet end /run/watched; do sleep 0.1; done").ok();
     assert_eq!(host.file("/run/watched"), "end\n");
     assert_eq!(host.exec(&["tail", "-c", "6", HOOK]).ok(), "later\n");
@@ -137,7 +160,7 @@ fn the_package_comes_and_goes(debian: Debian) {
     host.virsh(&["start", "vm"]).ok();
     assert!(host.threads("vm").iter().all(|thread| thread.cpus == "0-15"));
     host.virsh(&["destroy", "vm"]).ok();
-    host.sh(&format!("{FILES} >/run/after")).ok();
+    host.sh(&format!("rm /run/*.deb; {FILES} >/run/after")).ok();
     assert_eq!(host.sh("diff /run/before /run/after || true").ok(), "");
     assert_eq!(
         host.sh("find /run /tmp /sys/fs/cgroup -name '*virt-pin*'; grep -rl virt-pin /run/systemd || true").ok(),

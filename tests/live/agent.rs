@@ -260,6 +260,30 @@ fn who_comes_late_is_bound() {
     daemon.stop_agent(agent);
 }
 
+/// Nobody has to be stopped for an allowlist that changes.
+#[test]
+fn cpus_that_are_not_pinnable_any_more_are_named_and_given_back() {
+    let Some(daemon) = Libvirtd::start(&Options::virt_pin(ONE)) else { return };
+    let agent = daemon.start_agent();
+    daemon.run(&dedicated("web"));
+    daemon.wait_until("the live XML shows the lease", |daemon| {
+        daemon.virsh(&["dumpxml", "web"]).ok().contains("<vcpupin vcpu='0' cpuset='1'/>")
+    });
+    daemon.put("/etc/virt-pin/virt-pin.toml", 0o644, b"pinnable_cpus = \"0\"\n");
+    daemon.wait_until("the agent names them", |daemon| {
+        daemon.log().contains("domain \"web\": its lease has CPUs 1, which are not pinnable any more")
+    });
+    assert!(daemon.leases().contains("\"vcpus\":[1,null]"), "{}", daemon.leases());
+    let said = daemon.exec(&["virt-pin", "repack"]).ok();
+    assert!(said.starts_with("Moved \"web\" from CPUs 1 to 0."), "{said}");
+    daemon.wait_until("the live XML shows the move", |daemon| {
+        daemon.virsh(&["dumpxml", "web"]).ok().contains("<vcpupin vcpu='0' cpuset='0'/>")
+    });
+    daemon.wait_until("the agent says so", |daemon| daemon.log().contains("every CPU of its lease is pinnable again"));
+    daemon.destroy("web");
+    daemon.stop_agent(agent);
+}
+
 /// libvirt reports no end of a start in which its daemon dies, and no QEMU ever follows.
 #[test]
 fn a_daemon_that_dies_inside_prepare_leaves_no_lease() {

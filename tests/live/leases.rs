@@ -304,8 +304,9 @@ fn tenants_share_cores_with_nobody_else_or_do_not_start() {
     }
     let complaint = started.refused();
     let code = Code::CoreSched;
-    let said =
-        format!("error[{code}]: domain \"theirs\": policy core-sched=\"tenant\": this kernel has no core scheduling");
+    // What the manual shows beside the code is what libvirt's user is told.
+    let said = virt_pin::manual::guide::entry(code).message().1.next().unwrap().replace("\"db\"", "\"theirs\"");
+    assert!(said.contains(&format!("error[{code}]: ")), "{said}");
     assert!(complaint.contains(&format!("exit status {}", code.exit())) && complaint.contains(&said), "{complaint}");
     assert!(!daemon.path("/var/log/libvirt/qemu/theirs.log").exists(), "QEMU was executed");
     let explained = daemon.exec(&["virt-pin", "explain", "theirs"]);

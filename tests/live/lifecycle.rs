@@ -38,6 +38,20 @@ fn what_happens_to_a_running_vm_leaves_its_lease_alone() {
     daemon.wait_for_no_lease();
 }
 
+/// Whoever was to tell libvirt of the pins may end with a daemon that is restarted right after a start.
+#[test]
+fn a_daemon_that_was_not_told_of_a_lease_is_told_when_it_is_back() {
+    let Some(daemon) = Libvirtd::start(&Options::virt_pin(&format!("{ONE}command = \"/bin/true\"\n"))) else { return };
+    daemon.run(&dedicated("vm"));
+    daemon.assert_on_cpu_1("vm");
+    assert!(!daemon.virsh(&["dumpxml", "vm"]).ok().contains("vcpupin"));
+    daemon.put("/etc/virt-pin/virt-pin.toml", 0o644, ONE.as_bytes());
+    daemon.restart_daemon();
+    daemon.assert_leased_cpu_1("vm");
+    daemon.destroy("vm");
+    daemon.wait_for_no_lease();
+}
+
 #[test]
 fn a_changed_definition_counts_from_the_next_start() {
     let Some(daemon) = Libvirtd::start(&Options::virt_pin(ONE)) else { return };

@@ -12,8 +12,9 @@ use std::path::Path;
 
 use serde::Serialize;
 
+use super::files::write_new;
 use super::style::Style;
-use super::{Context, start, subject, to_json, write_new};
+use super::{Context, start, subject, to_json};
 use crate::alloc::pools::pools;
 use crate::alloc::simulation::Simulation;
 use crate::decision::Situation;

@@ -1,20 +1,21 @@
-//! `virt-pin suggest`: which CPUs of this host to hand out, and why. Writes nothing.
+//! `virt-pin suggest`: which CPUs of this host to hand out, and why. Writes nothing unless it is told to (`write`).
 
 mod choice;
 mod interrupts;
+mod write;
 
 use serde_json::json;
 
 use super::table::wrapped;
 use super::{Context, to_json};
 use crate::alloc::pools::whole_cores;
-use crate::config::settings::MAIN_FILE;
+use crate::config::settings::{MAIN_FILE, Settings};
 use crate::error::{Result, counted};
 use crate::host::sysfs;
 
 const INTERRUPTS: &str = "/proc/interrupts";
 
-pub(super) fn suggest(context: &Context) -> Result<String> {
+pub(super) fn suggest(context: &Context, write: bool) -> Result<String> {
     let host = sysfs::read(&context.root)?;
     let text = context.root.read_if_exists(INTERRUPTS)?;
     let mut proposal = choice::propose(&host, &interrupts::parse(text.as_deref().unwrap_or_default()));
@@ -22,13 +23,18 @@ pub(super) fn suggest(context: &Context) -> Result<String> {
         proposal.notes.push("Where devices interrupt is not known here: a description does not say.".to_owned());
     }
     let choice::Proposal { pinnable, kept, policy, notes } = proposal;
+    let outcome = if write { Some(write::write(&context.root, &pinnable)?) } else { None };
     if context.json {
         let kept: Vec<_> = kept.iter().map(|(cpus, why)| json!({ "cpus": cpus.to_string(), "why": why })).collect();
         let policy: Vec<_> =
             policy.iter().map(|(name, value, why)| json!({ "attribute": name, "value": value, "why": why })).collect();
-        return to_json(
-            &json!({ "pinnable_cpus": pinnable.to_string(), "kept": kept, "policy": policy, "notes": notes }),
-        );
+        let mut answer =
+            json!({ "pinnable_cpus": pinnable.to_string(), "kept": kept, "policy": policy, "notes": notes });
+        if let (Some(outcome), Some(fields)) = (outcome, answer.as_object_mut()) {
+            fields.insert("written".to_owned(), outcome.written.into());
+            fields.insert("message".to_owned(), outcome.message.into());
+        }
+        return to_json(&answer);
     }
     let (cpus, cores) =
         (counted(pinnable.len() as u64, "CPU"), counted(whole_cores(&host, &pinnable) as u64, "whole core"));
@@ -45,6 +51,13 @@ pub(super) fn suggest(context: &Context) -> Result<String> {
     if !notes.is_empty() {
         out += "\nNote:\n";
         notes.iter().for_each(|note| out += &wrapped(" - ", note));
+    }
+    if let Some(outcome) = outcome {
+        out += &format!("\n{}", wrapped("", &outcome.message));
+    } else if !context.root.is_description()
+        && Settings::read(&context.root).is_ok_and(|settings| settings.pinnable.is_empty())
+    {
+        out += "\n`virt-pin suggest --write` writes that line there: none is set yet.\n";
     }
     Ok(out)
 }
