@@ -1,6 +1,6 @@
 //! What the documents say is what the code does: the README's reference tables are the code's, its installation is what a test on a
 //! whole host has recorded, every transcript that begins with `$ virt-pin` is what the command shows on a terminal, what the cookbook
-//! quotes is in its files, and every link leads somewhere. `UPDATE=1 cargo test --test documents` rewrites tables and transcripts.
+//! quotes is in its files, and every link leads somewhere. `UPDATE=1 cargo test --test documents` rewrites all but links and quotations.
 #![allow(
     clippy::tests_outside_test_module,
     clippy::unwrap_used,

@@ -42,7 +42,11 @@ impl Context {
             })
         });
         let config = match &arguments.config {
-            Some(file) => Some((printable(&file.to_string_lossy()), read_bounded(file, MAX_CONFIG)?)),
+            Some(file) => {
+                let text = read_bounded(file, MAX_CONFIG);
+                let hint = "name a file in the form of /etc/virt-pin/virt-pin.toml";
+                Some((printable(&file.to_string_lossy()), text.map_err(|error| error.with_hint(hint))?))
+            }
             None => None,
         };
         Ok(Context { root, config, pinnable: pinnable.transpose()?, json: arguments.json })
@@ -73,7 +77,8 @@ impl Context {
 
 /// The machine that a file describes.
 pub(super) fn described(file: &Path, option: &str) -> Result<Root> {
-    let text = read_bounded(file, description::MAX_BYTES as u64)?;
+    let hint = "name a file that `virt-pin gather FILE` has written";
+    let text = read_bounded(file, description::MAX_BYTES as u64).map_err(|error| error.with_hint(hint))?;
     description::parse(&text).map_err(|error| {
         Error::new(Code::Usage, format!("{option} {}: {}", file.display(), error.message))
             .with_hint("make the file with `virt-pin gather FILE` on the machine it describes")

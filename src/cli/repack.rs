@@ -71,20 +71,18 @@ fn improve(context: &Context, settings: &Settings, dry_run: bool) -> Result<Answ
     let leases = context.leases()?;
     let most = leases.iter().count();
     let mut movable = Movable::new(&context.root, &situation, leases);
-    let mut progress = Progress::new(!context.json);
     let mut withdrawn = false;
+    let mut progress = Progress::new(!context.json);
     // Each lease once for either.
     for round in 1..=2 * most {
         let withdraws = movable.withdraw();
         withdrawn |= withdraws.is_some();
-        let steps = withdraws.map_or_else(
-            || {
-                movable.improve(&mut |looked_at, of| {
-                    progress.at(|| format!("looking for moves, round {round}: VM {looked_at} of {of}"));
-                })
-            },
-            |step| vec![step],
-        );
+        let steps = match withdraws {
+            Some(step) => vec![step],
+            None => movable.improve(&mut |looked_at, of| {
+                progress.at(|| format!("looking for moves, round {round}: VM {looked_at} of {of}"));
+            }),
+        };
         progress.clear();
         if steps.is_empty() {
             break;
