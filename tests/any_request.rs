@@ -102,7 +102,8 @@ fn requests() -> impl Strategy<Value = Option<Request>> {
             });
             let bytes = memory.map_or(1 << 30, |memory| memory.bytes) / 2;
             let cells = cut.filter(|&cut| cut < vcpus).map(|cut| {
-                let cell = |from: u16, to: u16| GuestCell { vcpus: (from..to).map(CpuId).collect(), bytes };
+                let cell =
+                    |from: u16, to: u16| GuestCell { vcpus: (from..to).map(CpuId).collect(), bytes, bound: None };
                 vec![cell(0, cut), cell(cut, vcpus)]
             });
             let devices = devices.into_iter().map(NodeId).collect();

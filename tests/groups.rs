@@ -36,7 +36,8 @@ fn request(vcpus: u16, policy: &[(&str, &str)]) -> Request {
 }
 
 fn cells(vcpus: &[&str], policy: &[(&str, &str)]) -> Request {
-    let cells: Vec<_> = vcpus.iter().map(|vcpus| GuestCell { vcpus: set(vcpus), bytes: 1 << 30 }).collect();
+    let cells: Vec<_> =
+        vcpus.iter().map(|vcpus| GuestCell { vcpus: set(vcpus), bytes: 1 << 30, bound: None }).collect();
     let count = cells.iter().map(|cell| cell.vcpus.len()).sum::<usize>();
     Request { cells, ..request(count as u16, policy) }
 }
@@ -418,7 +419,7 @@ impl Case {
             .map(|&size| {
                 let vcpus = (next..next + size).map(CpuId).collect();
                 next += size;
-                GuestCell { vcpus, bytes: 0 }
+                GuestCell { vcpus, bytes: 0, bound: None }
             })
             .collect();
         Request { cells, ..request(next, &self.policy) }

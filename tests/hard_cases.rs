@@ -183,7 +183,7 @@ fn an_answer_whatever_is_asked() {
 fn a_flood_of_guest_cells_is_refused_at_once() {
     let host = shape::parse("2s4c2t").unwrap();
     let mut flood = request(u16::MAX, &[]);
-    flood.cells = vec![GuestCell { vcpus: CpuSet::new(), bytes: 4096 }; 900_000];
+    flood.cells = vec![GuestCell { vcpus: CpuSet::new(), bytes: 4096, bound: None }; 900_000];
     flood.cells[0].vcpus = (0..u16::MAX).map(CpuId).collect();
     let begin = std::time::Instant::now();
     let refusal = plan(&host, host.online(), &CpuSet::new(), &flood).unwrap_err();

@@ -569,22 +569,33 @@ fn memory_that_a_shape_has_bound() {
     machine.prepare(&Vm::new(2, 8).with("nodes='1'"));
     let before = machine.everything();
     let refused = machine.hook(&["vm1", "prepare", "begin", "-"], &shaped);
-    refused.refused(Code::Shortage);
-    let why = "its XML binds its memory to nodes 0-1, as virt-pin wrote it for the domain's place, so it can start there alone";
+    let sentence =
+        "domain \"vm1\": needs 6 whole cores on nodes 0-1, each guest NUMA cell on one node (12 vCPUs, 2 on each)";
+    let said = refused.refused(Code::NeedsRepack);
+    assert!(said.starts_with(sentence), "{said}");
+    let why = "its XML binds the memory of its NUMA cells to nodes 0-1, as virt-pin wrote it for the domain's place, so it can \
+               start there alone";
     assert!(refused.stderr.contains(why), "{}", refused.stderr);
     assert!(machine.everything() == before);
     let explained = machine.cli(&["explain", machine.path("/shaped.xml").to_str().unwrap()]);
-    assert_eq!(explained.code, Some(Code::Shortage.exit().into()));
+    assert_eq!(explained.code, Some(Code::NeedsRepack.exit().into()));
     assert!(explained.stderr.contains(why), "{}", explained.stderr);
+    // A policy that says otherwise is not what it gets; one that may do without gets nothing.
+    let elsewhere = shaped.replace("policy='dedicated'", "policy='dedicated' nodes='2-3'");
+    machine.hook(&["vm1", "prepare", "begin", "-"], &elsewhere).refused(Code::Unsatisfiable);
+    let without = shaped.replace("policy='dedicated'", "policy='dedicated' fallback='shared'");
+    machine.hook(&["vm1", "prepare", "begin", "-"], &without).printed();
+    assert!(machine.leases().unwrap().contains("\"degraded\""));
+    machine.hook(&["vm1", "release", "end", "-"], &without).silent();
 
-    // Its cells the other way round are not where their memory is, whatever the policy says of the guest's view.
+    // Cells of unlike size, the other way round than they would be without that: each is where its memory is.
     machine.event(&Vm::new(2, 8), "release end shutdown").silent();
     let swapped = shaped.replace("0:strict:0 1:strict:1", "0:strict:1 1:strict:0");
     let swapped = swapped.replace("cellid='0' mode='strict' nodeset='0'", "cellid='0' mode='strict' nodeset='1'");
     let swapped = swapped.replace("cellid='1' mode='strict' nodeset='1'", "cellid='1' mode='strict' nodeset='0'");
-    let refused = machine.hook(&["vm1", "prepare", "begin", "-"], &swapped).refused(Code::TopologyOtherwise);
-    let sentence = "its XML binds the memory of its NUMA cells to other nodes than their vCPUs'";
-    assert_eq!(refused, format!("domain \"vm1\": {sentence}"));
+    let started = machine.hook(&["vm1", "prepare", "begin", "-"], &swapped).printed();
+    assert_eq!(pins(&started), [4, 20, 5, 21, 6, 22, 1, 17, 2, 18, 3, 19]);
+    machine.hook(&["vm1", "release", "end", "-"], &swapped).silent();
 
     // From elsewhere: the memory goes where the vCPUs do.
     machine.prepare(&Vm::new(2, 8).with("nodes='1'"));

@@ -147,8 +147,10 @@ fn cells(supply: &Supply<'_>, request: &Request, plan: &Plan) -> Result<(), ()> 
 /// Whether the plan's cells are those that the guest has, or, made for it, hold every vCPU once and its memory together.
 fn cells_are_the_guests(request: &Request, plan: &Plan) -> bool {
     if !request.cells.is_empty() {
-        let same =
-            |(own, placed): (&GuestCell, &PlacedCell)| own.vcpus == placed.vcpus && Some(own.bytes) == placed.bytes;
+        let same = |(own, placed): (&GuestCell, &PlacedCell)| {
+            let there = own.bound.is_none() || placed.node.is_none() || own.bound == placed.node;
+            own.vcpus == placed.vcpus && Some(own.bytes) == placed.bytes && there
+        };
         return plan.cells.len() == request.cells.len() && request.cells.iter().zip(&plan.cells).all(same);
     }
     let all = plan.cells.iter().fold(CpuSet::new(), |all, cell| all.union(&cell.vcpus));

@@ -9,7 +9,7 @@ use super::Supply;
 use super::choose::{self, Demand, Piece};
 use super::groups::Group;
 use super::measure::{Measure, small};
-use super::memory::{has_room, lacking, memory_nodes};
+use super::memory::{has_room, is_where_bound, lacking, matters, memory_nodes};
 use super::pieces::pieces;
 use super::place::by_class;
 use super::policy::{Cores, Span, ThreadsPerCore};
@@ -41,9 +41,12 @@ pub(super) fn refuse(
     // Not even with every lease gone, and nobody else's memory in use.
     let idle = supply.topology.idle();
     let room = |nodes: &[BTreeSet<NodeId>]| has_room(&idle, request, groups, nodes);
-    let room = request.memory.is_some().then_some(&room as choose::Room<'_>);
+    let room = matters(request, groups).then_some(&room as choose::Room<'_>);
     let never = by_class(&all, request, demand, room).is_none();
-    let enough_cpus = |pieces| by_class(pieces, request, demand, None);
+    // But for the amount of memory: where it is bound already, there it is.
+    let bound = |nodes: &[BTreeSet<NodeId>]| is_where_bound(groups, nodes);
+    let bound = groups.iter().any(|group| group.bound.is_some()).then_some(&bound as choose::Room<'_>);
+    let enough_cpus = |pieces| by_class(pieces, request, demand, bound);
     if let Some(choice) = if never { enough_cpus(&all) } else { enough_cpus(free) } {
         // Without the memory's claim it fits: then memory is what is missing.
         return memory_shortage(supply.topology, request, &choice.nodes(), never.then_some(&idle));
@@ -161,7 +164,8 @@ fn wanted<'a>(request: &'a Request, demand: &Demand<'_>, needed: u32) -> Wanted<
         (Cores::Thread, Some(class)) => format!("{} of {class} cores", counted(needed, "thread")),
         (_, None) => counted(needed, unit(request)),
     };
-    let nodes = policy.nodes.as_ref();
+    let bound: CpuSet = request.cells.iter().filter_map(|cell| cell.bound).map(|node| CpuId(node.0)).collect();
+    let nodes = Some(&bound).filter(|bound| !bound.is_empty()).or(policy.nodes.as_ref());
     let on = |nodes: &CpuSet| format!(" on {} {nodes}", if nodes.len() == 1 { "node" } else { "nodes" });
     let groups = demand.groups.len();
     let place = match (policy.cache, policy.numa) {

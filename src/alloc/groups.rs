@@ -18,6 +18,8 @@ pub(super) struct Group {
     pub(super) vcpus: Vec<u16>,
     /// The memory of the guest's cell that they are.
     pub(super) bytes: Option<u64>,
+    /// Where that memory is bound to, so that they have to be there.
+    pub(super) bound: Option<NodeId>,
 }
 
 /// The groups of the vCPUs that get CPUs.
@@ -31,7 +33,7 @@ pub(super) fn groups(supply: &Supply<'_>, request: &Request) -> Result<Vec<Group
     }
     let nodes = nodes_to_use(supply, request).len();
     if request.policy.numa != Span::Spread || nodes < 2 {
-        return Ok(vec![Group { vcpus: dedicated, bytes: None }]);
+        return Ok(vec![Group { vcpus: dedicated, bytes: None, bound: None }]);
     }
     // Evenly in whole cores; where there are fewer of them than nodes, in vCPUs.
     let nothing = CpuSet::new();
@@ -54,7 +56,7 @@ pub(super) fn groups(supply: &Supply<'_>, request: &Request) -> Result<Vec<Group
         let share = share - if node == 0 { spare } else { 0 };
         let (group, rest) = left.split_at(share.min(left.len()));
         left = rest;
-        Group { vcpus: group.to_vec(), bytes: None }
+        Group { vcpus: group.to_vec(), bytes: None, bound: None }
     });
     Ok(groups.collect())
 }
@@ -71,6 +73,7 @@ fn cells(supply: &Supply<'_>, request: &Request, dedicated: &[u16]) -> Result<Ve
     let groups = request.cells.iter().map(|cell| Group {
         vcpus: cell.vcpus.intersection(&all).iter().map(|vcpu| vcpu.0).collect(),
         bytes: Some(cell.bytes),
+        bound: cell.bound,
     });
     let groups: Vec<_> = groups.filter(|group| !group.vcpus.is_empty()).collect();
     let seated: usize = groups.iter().map(|group| group.vcpus.len()).sum();

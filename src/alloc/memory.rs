@@ -8,8 +8,12 @@ use super::request::{GuestMemory, Pages, Request};
 use crate::cpuset::NodeId;
 use crate::host::{HugePages, Node, Topology};
 
-/// Whether the guest's memory has room when each group lies on these nodes; a single set is for all groups together.
+/// Whether the guest's memory has room when each group lies on these nodes; a single set is for all groups together. Memory that
+/// is bound already has none elsewhere.
 pub(super) fn has_room(topology: &Topology, request: &Request, groups: &[Group], nodes: &[BTreeSet<NodeId>]) -> bool {
+    if !is_where_bound(groups, nodes) {
+        return false;
+    }
     let [_, _, ..] = nodes else {
         return nodes.iter().all(|nodes| lacking(topology, request, nodes).is_none());
     };
@@ -22,6 +26,20 @@ pub(super) fn has_room(topology: &Topology, request: &Request, groups: &[Group],
             let bytes = cells.map(|(group, _)| group.bytes.unwrap_or(0)).fold(0, u64::saturating_add);
             bound(request).is_none_or(|memory| lacks(topology, GuestMemory { bytes, ..memory }, here).is_none())
         })
+}
+
+/// Whether each group lies where its memory is bound to, as far as a set for all of them together tells.
+pub(super) fn is_where_bound(groups: &[Group], nodes: &[BTreeSet<NodeId>]) -> bool {
+    let bound = groups.iter().map(|group| group.bound);
+    match nodes {
+        [together] => bound.flatten().all(|bound| together.contains(&bound)),
+        each => bound.zip(each).all(|(bound, nodes)| bound.is_none_or(|bound| nodes.iter().all(|node| *node == bound))),
+    }
+}
+
+/// Whether memory matters at all.
+pub(super) fn matters(request: &Request, groups: &[Group]) -> bool {
+    request.memory.is_some() || groups.iter().any(|group| group.bound.is_some())
 }
 
 /// Where memory that follows its CPUs comes from: their nodes, a memory-less one replaced by its nearest with memory.

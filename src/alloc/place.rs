@@ -23,7 +23,7 @@ use std::collections::BTreeSet;
 use super::choose::{self, Choice, Demand, Far, Piece, Room};
 use super::diagnose::{refuse, unit};
 use super::groups::{Group, groups, has_cells};
-use super::memory::{has_room, memory_nodes};
+use super::memory::{has_room, matters, memory_nodes};
 use super::pieces::{fits_class, pieces, withheld};
 use super::plan::Plan;
 use super::policy::{Cores, Locality, Memory, OtherThreads, Span};
@@ -73,7 +73,7 @@ pub(super) fn place(
         steps(format_args!("its devices are on {nodes} {}", node_list(&request.devices)));
     }
     let room = |nodes: &[BTreeSet<NodeId>]| has_room(supply.topology, request, &groups, nodes);
-    let room = request.memory.is_some().then_some(&room as Room<'_>);
+    let room = matters(request, &groups).then_some(&room as Room<'_>);
     let Some(choice) = by_class(&pieces, request, &demand, room) else {
         // Which want of room it is takes longer to find out than that there is one.
         let merely = || Refusal::new(Code::Shortage, "there is no room for it beside the others");
@@ -100,7 +100,7 @@ fn demand<'a>(
     Demand {
         vcpus: sizes.iter().sum(),
         groups: sizes,
-        equals: groups.windows(2).all(|pair| matches!(pair, [a, b] if a.bytes == b.bytes)),
+        equals: groups.windows(2).all(|pair| matches!(pair, [a, b] if (a.bytes, a.bound) == (b.bytes, b.bound))),
         extra: request.isolated(),
         numa: if alone { Span::Single } else { request.policy.numa },
         cache: request.policy.cache,

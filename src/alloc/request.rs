@@ -49,6 +49,8 @@ pub struct GuestCell {
     pub vcpus: CpuSet,
     /// Its memory in bytes.
     pub bytes: u64,
+    /// The node that its memory comes from wherever its vCPUs are; `None` = from where they are.
+    pub bound: Option<NodeId>,
 }
 
 /// How much memory, of which pages.

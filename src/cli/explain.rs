@@ -190,7 +190,9 @@ fn dedicated(
     }
     let existing = lease.and_then(Lease::plan);
     let situation = situation.beside(&leases, identity.uuid);
-    if let Some(held) = existing.filter(|plan| check::check(&situation.supply(), &wish.request, plan).is_err()) {
+    if let Some(held) =
+        existing.filter(|plan| check::check(&situation.supply(), &wish.asked(arrival == Arrival::Entry), plan).is_err())
+    {
         let cpus = held.exclusive();
         steps.push(format!("it holds CPUs {cpus}, which is not what is asked for now; the rest is about a new start"));
     }
@@ -204,7 +206,7 @@ fn dedicated(
                 view.interrupts = irqs::on(&context.root, &plan.exclusive()).unwrap_or_default();
             }
             view.told = told;
-            view.advice = advise(&situation, &wish.request, &plan, (&leases, identity.uuid));
+            view.advice = advise(&situation, &wish.asked(arrival == Arrival::Entry), &plan, (&leases, identity.uuid));
             view.plan = Some(plan);
             return Ok(None);
         }

@@ -168,7 +168,7 @@ fn asker(context: &Context, settings: &Settings, subject: &str, policy: &[String
         Wish::Dedicated(wish) => Ok(Asker {
             name: identity.name,
             uuid: identity.uuid,
-            request: wish.request,
+            request: wish.asked(false).into_owned(),
             partition: read::partition(&domain),
         }),
         Wish::Shared | Wish::Static(_) => {

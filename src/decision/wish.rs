@@ -2,12 +2,13 @@
 //! lease; what it gets is decided beside.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 
 use super::static_conflict;
-use crate::alloc::policy::{Fallback, Kind, Locality, Memory, Policy};
+use crate::alloc::policy::{Fallback, Kind, Locality, Memory, Policy, Span};
 use crate::alloc::request::{GuestMemory, Pages, Request};
 use crate::config::settings::Settings;
-use crate::cpuset::CpuSet;
+use crate::cpuset::{CpuId, CpuSet, NodeId};
 use crate::error::{Error, Result, printable};
 use crate::host::root::Root;
 use crate::host::{pci, sysfs};
@@ -37,9 +38,9 @@ pub struct Dedicated {
     pub pins: Pins,
     /// `<vcpu cpuset=...>`: where libvirt would put threads that have no pin.
     pub default_cpuset: Option<CpuSet>,
-    /// Host nodes that its document binds its memory to, as it was written for its place; libvirt takes no other from us at a
-    /// start.
-    pub bound_to: Option<CpuSet>,
+    /// The host node that its document binds the memory of each guest cell to, as it was written for its place; libvirt takes no
+    /// other from us at a start.
+    pub bound_to: Option<BTreeMap<usize, NodeId>>,
     /// Where the policy was written: "the domain's XML" or `FILE:LINE`.
     pub policy_from: String,
     /// The configuration it was read under.
@@ -47,23 +48,33 @@ pub struct Dedicated {
 }
 
 impl Dedicated {
-    /// The request as it can be answered. `entering`: the document will be replaced by ours (migrate, restore).
+    /// The request as it can be answered. `entering`: the document will be replaced by ours (migrate, restore), and what it binds
+    /// with it.
     pub fn asked(&self, entering: bool) -> Cow<'_, Request> {
         let Some(bound_to) = self.bound_to.as_ref().filter(|_| !entering) else { return Cow::Borrowed(&self.request) };
         let mut request = self.request.clone();
-        let nodes = request.policy.nodes.map(|nodes| nodes.intersection(bound_to)).filter(|nodes| !nodes.is_empty());
-        request.policy.nodes = nodes.or_else(|| Some(bound_to.clone()));
+        for (number, cell) in request.cells.iter_mut().enumerate() {
+            cell.bound = bound_to.get(&number).copied();
+        }
+        if let ([_], Some(node)) = (request.cells.as_slice(), bound_to.get(&0)) {
+            // A single cell is no group of its own; what the policy names and its memory is not on has no room there.
+            let there = CpuSet::from_iter([CpuId(node.0)]);
+            let apart = request.policy.nodes.as_ref().is_some_and(|named| named.is_disjoint(&there));
+            request.policy.nodes = if apart { request.policy.nodes } else { Some(there) };
+        }
         Cow::Owned(request)
     }
 
     /// The refusal, with what the document has to do with it.
     pub(super) fn confined(&self, error: Error, entering: bool) -> Error {
-        match self.bound_to.as_ref().filter(|_| !entering && error.code.is_about_placement()) {
-            Some(nodes) => error.because(format!(
-                "its XML binds its memory to nodes {nodes}, as virt-pin wrote it for the domain's place, so it can start there alone"
-            )),
-            None => error,
-        }
+        let Some(bound_to) = self.bound_to.as_ref().filter(|_| !entering && error.code.is_about_placement()) else {
+            return error;
+        };
+        let nodes: CpuSet = bound_to.values().map(|node| CpuId(node.0)).collect();
+        error.because(format!(
+            "its XML binds the memory of its NUMA cells to nodes {nodes}, as virt-pin wrote it for the domain's place, so it can \
+             start there alone"
+        ))
     }
 
     /// How the domain starts although it gets no plan: where there is no place for it and its policy says so, degraded.
@@ -114,7 +125,7 @@ pub fn wish(
     if policy.kind == Kind::Shared {
         return Ok(by_hand(domain));
     }
-    let bound_to = shape::memory_nodes(domain).filter(|_| policy.memory == Memory::Follow);
+    let bound_to = shape::bound_cells(domain).filter(|_| policy.memory == Memory::Follow && policy.numa != Span::Any);
     if bound_to.is_none() && read::binds_memory(domain) {
         // Its own <numatune> is libvirt's to carry out; two bindings would contradict each other.
         policy.memory = Memory::Any;
@@ -156,7 +167,6 @@ fn by_hand(domain: &Domain<'_>) -> Wish {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpuset::NodeId;
     use crate::error::Code;
     use crate::host::description;
 

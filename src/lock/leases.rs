@@ -626,7 +626,7 @@ mod tests {
         let request = Request {
             iothreads: 3,
             memory: Some(GuestMemory { bytes, pages: Pages::Huge(2048) }),
-            cells: vec![GuestCell { vcpus: set("0-2"), bytes }],
+            cells: vec![GuestCell { vcpus: set("0-2"), bytes, bound: None }],
             devices: [NodeId(0), NodeId(3)].into(),
             ..Request::new(3, policy)
         };
@@ -780,7 +780,7 @@ mod tests {
         let pages = prop_oneof![Just(Pages::Ordinary), Just(Pages::HugeDefault), (1..=u64::MAX).prop_map(Pages::Huge),];
         let memory =
             proptest::option::of((any::<u64>(), pages).prop_map(|(bytes, pages)| GuestMemory { bytes, pages }));
-        let cell = (some_cpus(vcpus), any::<u64>()).prop_map(|(vcpus, bytes)| GuestCell { vcpus, bytes });
+        let cell = (some_cpus(vcpus), any::<u64>()).prop_map(|(vcpus, bytes)| GuestCell { vcpus, bytes, bound: None });
         let cells = proptest::collection::vec(cell, 0..3);
         (any::<u16>(), some_policy(), memory, cells, some_nodes()).prop_map(
             move |(iothreads, policy, memory, cells, devices)| Request {

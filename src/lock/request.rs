@@ -79,7 +79,7 @@ impl TryFrom<RequestOnDisk> for Request {
 
     fn try_from(file: RequestOnDisk) -> Result<Request, String> {
         let policy = file.policy.iter().map(|(name, value)| (name.as_str(), value.as_str()));
-        let cell = |cell: CellOnDisk| Ok(GuestCell { vcpus: set(&cell.vcpus)?, bytes: cell.bytes });
+        let cell = |cell: CellOnDisk| Ok(GuestCell { vcpus: set(&cell.vcpus)?, bytes: cell.bytes, bound: None });
         Ok(Request {
             vcpus: file.vcpus,
             iothreads: file.iothreads,
@@ -123,7 +123,8 @@ mod tests {
             emulator: OtherThreads::Isolate,
             ..Policy::default()
         };
-        let cell = |vcpus: &[u16]| GuestCell { vcpus: vcpus.iter().copied().map(CpuId).collect(), bytes: 5 };
+        let cell =
+            |vcpus: &[u16]| GuestCell { vcpus: vcpus.iter().copied().map(CpuId).collect(), bytes: 5, bound: None };
         let request = Request {
             iothreads: 1,
             memory: Some(GuestMemory { bytes: 1 << 30, pages: Pages::Huge(2048) }),

@@ -65,6 +65,7 @@ fn cell(element: Node<'_, '_>) -> Result<GuestCell> {
     Ok(GuestCell {
         vcpus: if named { cpuset_attribute(element, "cpus")? } else { CpuSet::new() },
         bytes: memory::size(size, element.attribute("unit"), "cell")?,
+        bound: None,
     })
 }
 

@@ -4,12 +4,14 @@
 //! on its own result, on what libvirt made of that, and on what a person changed in it since. Decides nothing: whether a
 //! domain is to have a shape, and which, is its caller's to say.
 
+use std::collections::BTreeMap;
+
 use super::former::{self, Said};
 use super::pin::{Scope, rewrite};
 use super::read::{self, Pins};
 use super::{Domain, numa};
 use crate::alloc::plan::Plan;
-use crate::cpuset::CpuSet;
+use crate::cpuset::{CpuSet, NodeId};
 use crate::error::Result;
 
 /// The document in the plan's shape, with what it had before in an element of its own; without pins. The very text if it
@@ -46,14 +48,16 @@ pub fn difference(domain: &Domain<'_>, plan: &Plan) -> Option<String> {
     None
 }
 
-/// The host nodes that a `<numatune>` of ours binds the guest's memory to: those of the place that the document was written for.
-/// `None` where there is none, or its owner has changed it.
-pub fn memory_nodes(domain: &Domain<'_>) -> Option<CpuSet> {
+/// The host node that a `<numatune>` of ours binds the memory of each of the guest's cells to, by the cell's number: those of the
+/// place that the document was written for. `None` where there is none, or its owner has changed it.
+pub fn bound_cells(domain: &Domain<'_>) -> Option<BTreeMap<usize, NodeId>> {
     former::wrote_numatune(domain)?;
-    domain
-        .first(&["numatune", "memory"])?
-        .attribute("nodeset")
-        .and_then(|nodes| CpuSet::parse_libvirt_cpuset(nodes).ok())
+    let bound = domain.all(&["numatune", "memnode"]).into_iter().map(|memnode| {
+        let nodes = memnode.attribute("nodeset").and_then(|nodes| CpuSet::parse_libvirt_cpuset(nodes).ok())?;
+        let node = nodes.first().filter(|_| nodes.len() == 1)?;
+        Some((memnode.attribute("cellid")?.parse().ok()?, NodeId(node.0)))
+    });
+    bound.collect()
 }
 
 /// How a `<numatune>` of ours binds the guest's memory to other nodes than the plan does; `None` if it does not.
@@ -71,7 +75,7 @@ fn unless_same(text: &str, out: String) -> Result<String> {
 #[derive(PartialEq)]
 struct Says {
     shape: Said,
-    remembered: std::collections::BTreeMap<String, String>,
+    remembered: BTreeMap<String, String>,
     pins: Option<Pins>,
     cpuset: bool,
 }

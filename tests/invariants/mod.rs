@@ -42,7 +42,7 @@ pub(crate) fn rewritten(text: &str, plan: &Plan, scope: Scope) -> Result<String>
     let numa = cells && !has(text, "/domain/cpu <numa");
     let numatune = cells && !has(text, "/domain <numatune");
     // What a shape of ours bound is bound anew, and remembered so.
-    let rebound = shape::memory_nodes(&domain).is_some();
+    let rebound = shape::bound_cells(&domain).is_some();
     only_ours_differs(text, &out, |line| {
         let binds = line.starts_with("/domain/numatune <mem") || line.contains("\"wrote-numatune\"=");
         (rebound && binds)
@@ -136,7 +136,7 @@ fn says_cells(before: &Domain<'_>, after: &Domain<'_>, plan: &Plan, scope: Scope
     let (old, new) = (memory_placement(before.text()), memory_placement(after.text()));
     let auto = Some((None, Some("auto".to_owned())));
     let follows = old == Some((None, None)) && new == auto && read::placement_is_auto(before);
-    let ours = shape::memory_nodes(before).is_some();
+    let ours = shape::bound_cells(before).is_some();
     assert!(follows || ours || old.is_none() || new == old, "{}", after.text());
     let plugged = before.text().contains("<memory model=");
     let adds = scope == Scope::Everything && !plan.cells.is_empty() && (had_cells || (sized && !plugged));
@@ -144,7 +144,11 @@ fn says_cells(before: &Domain<'_>, after: &Domain<'_>, plan: &Plan, scope: Scope
         assert_eq!(is, was, "{}", after.text());
     } else {
         let memory: Option<GuestMemory> = was.and_then(|(memory, _)| memory);
-        let cells = plan.cells.iter().map(|cell| GuestCell { vcpus: cell.vcpus.clone(), bytes: cell.bytes.unwrap() });
+        let cells = plan.cells.iter().map(|cell| GuestCell {
+            vcpus: cell.vcpus.clone(),
+            bytes: cell.bytes.unwrap(),
+            bound: None,
+        });
         assert_eq!(is, Some((memory, cells.collect())), "{}", after.text());
     }
     let with_memory = || (0..).zip(&plan.cells).filter(|(_, cell)| cell.bytes != Some(0));

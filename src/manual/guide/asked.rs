@@ -111,7 +111,8 @@ pub(super) const STALE_PINS: Entry = Entry {
 pub(super) const TOPOLOGY_OTHERWISE: Entry = Entry {
     means: "The policy says `topology=\"require\"`: the guest must be told the cores and threads that it really has, and its XML \
             tells it others. libvirt takes no XML back from a hook at a start, so this has to be right in the definition. Without \
-            `require` the VM starts, and the journal says so.",
+            `require` the VM starts, and the journal says so. (One is refused in any case whose guest's memory virt-pin has bound to \
+            a node that its policy does not name any more.)",
     look: &[
         "`virt-pin explain DOMAIN`: the true topology",
         "`virsh dumpxml --inactive DOMAIN`: what its `<cpu><topology>` says",
