@@ -72,7 +72,8 @@ impl Situation {
         // Where what was before our changes cannot be read, that can matter in an unusual partition alone.
         let former = former::read(root).unwrap_or_default().exclusive;
         let mut foreign = foreign::exclusive(root, partition, &former);
-        let theirs = foreign.iter().fold(CpuSet::new(), |all, one| all.union(&one.cpus));
+        let of = |foreign: &[Foreign]| foreign.iter().fold(CpuSet::new(), |all, one| all.union(&one.cpus));
+        let theirs = of(&foreign);
         // What another has for itself within the VMs' own cgroup is not in their reach, although that has it from above.
         let reach = cgroup::reach(root, partition)?.unwrap_or_else(everything).difference(&theirs);
         foreign.retain(|one| !one.cpus.is_disjoint(&settings.pinnable));
@@ -81,7 +82,10 @@ impl Situation {
         let out_of_reach = beyond(&reach);
         let common = match partition {
             None => out_of_reach.clone(),
-            Some(_) => beyond(&cgroup::reach(root, None)?.unwrap_or_else(everything).difference(&theirs)),
+            Some(_) => {
+                let theirs = of(&foreign::exclusive(root, None, &former));
+                beyond(&cgroup::reach(root, None)?.unwrap_or_else(everything).difference(&theirs))
+            }
         };
         Ok(Situation {
             usable: topology.online().intersection(&reach),

@@ -1,8 +1,9 @@
 //! Which CPUs other cgroups than those of VMs have: for themselves alone, or as the only ones they may use.
 //!
 //! What a cgroup has for itself alone (a cpuset partition of another service, `cpuset.cpus.exclusive`, with cgroup v1
-//! `cpuset.cpu_exclusive`) the kernel gives to nobody else: no VM can have it. A cgroup that is merely confined keeps nobody away
-//! from its CPUs, and is only told of. Reads cgroups, never writes; what cannot be read (a cgroup that has just gone) is passed
+//! `cpuset.cpu_exclusive`) the kernel gives to nobody else: no VM can have it. (`cpuset.cpus.exclusive` counts without a partition as
+//! well: it is written for one to come, and makes one of ours invalid.) A cgroup that is merely confined keeps nobody away from its
+//! CPUs, and is only told of. Reads cgroups, never writes; what cannot be read (a cgroup that has just gone) is passed
 //! over.
 
 use std::collections::BTreeMap;
