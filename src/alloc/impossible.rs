@@ -37,7 +37,8 @@ pub(super) fn refuse(supply: &Supply<'_>, request: &Request) -> Result<(), Refus
     if supply.handed_out().is_empty() {
         return never(
             "no CPU of this host may be handed out: pinnable_cpus is empty or names no CPU that is online".to_owned(),
-            "set pinnable_cpus in /etc/virt-pin/virt-pin.toml: `virt-pin suggest` proposes CPUs, `virt-pin suggest --write` writes them there",
+            "set pinnable_cpus in /etc/virt-pin/virt-pin.toml: `virt-pin suggest` proposes CPUs, `virt-pin suggest --write` writes them there; \
+             with --host, --pinnable LIST tries some",
         );
     }
     let vcpus = || {

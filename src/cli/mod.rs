@@ -211,7 +211,7 @@ enum Verb {
     },
     /// Rebuild the leases from the VMs that run, by where their threads are; repair those whose CPUs went or came back.
     Reconcile,
-    /// Move running VMs to other CPUs, so that there is room for another or one lies nearer together.
+    /// Move running VMs to other CPUs: to make room for another, off CPUs that are not pinnable any more, or nearer together.
     Repack {
         /// Only say which moves would be made.
         #[arg(long)]

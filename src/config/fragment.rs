@@ -80,7 +80,7 @@ pub(super) const KEYS: &[Key<Fragment>] = &[
             example: Some("\"2-15\""),
             meaning: "The CPUs that may be handed out; none by default, and every dedicated VM is refused. Whole cores should be \
                       named whole: see the siblings in `virt-pin topology`. CPUs that are offline or absent are never handed out. \
-                      The others are the housekeeping CPUs, for the host and VMs without a lease.",
+                      The others are the housekeeping CPUs: the host is there, and QEMU beside its vCPUs.",
         },
         read: |fragment, given| {
             let list = string(given)?;

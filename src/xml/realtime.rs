@@ -32,8 +32,9 @@ pub fn check(domain: &Domain<'_>, request: &Request) -> Result<()> {
     if all.is_empty() {
         return Ok(());
     }
-    Err(refusal(format!("its XML lacks {}", all.join(" and ")))
-        .with_hint("`virt-pin transform` writes it: define the domain from what that prints"))
+    Err(refusal(format!("its XML lacks {}", all.join(" and "))).with_hint(
+        "`virt-pin enable` and `virt-pin define` write it, and `virt-pin transform` prints the document with it",
+    ))
 }
 
 /// The edits that add what is missing; none where nothing is, or the policy is not realtime.
