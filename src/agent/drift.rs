@@ -77,6 +77,8 @@ impl Drift {
             let whole = |plan: &Plan| online.as_ref().is_ok_and(|online| plan.missing(online).is_empty());
             chosen.retain(|lease| lease.plan().is_none_or(whole));
         }
+        // Who is due and is not looked at (it moves, or its CPUs are offline) would be due for ever.
+        self.suspects.retain(|uuid, due| *due > now || chosen.iter().any(|lease| lease.uuid == *uuid));
         for lease in chosen {
             let what = match Found::at(root, lease) {
                 Found::Right => {
@@ -94,6 +96,7 @@ impl Drift {
                 Found::Astray(what) => what,
             };
             if self.known.get(&lease.uuid) == Some(&what) && !repair() {
+                self.suspects.remove(&lease.uuid);
                 continue;
             }
             let due = *self.suspects.entry(lease.uuid).or_insert_with(|| Instant::now() + SETTLES);

@@ -26,6 +26,7 @@ pub(super) fn say(text: &str) {
 fn fitted(line: &str) -> String {
     match line.strip_prefix("  ").and_then(|line| line.split_once(": ")) {
         Some((word, text)) => wrapped(&format!("  {word}: "), text),
+        None if line.is_empty() => "\n".to_owned(),
         None => wrapped("  ", line).chars().skip(2).collect(),
     }
 }
