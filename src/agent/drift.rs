@@ -189,3 +189,39 @@ impl Found {
         if late { Found::Late(what) } else { Found::Astray(what) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpuset::{CpuId, CpuSet};
+    use crate::lock::leases::Holds;
+
+    #[test]
+    fn who_is_due_and_cannot_be_looked_at_is_suspected_no_more() {
+        let uuid = DomainUuid::parse("00000000-0000-0000-0000-000000000001").unwrap();
+        let mut leases = Leases::default();
+        leases.put(Lease {
+            uuid,
+            name: "a".to_owned(),
+            state: State::Running,
+            holds: Holds::Dedicated(Plan::new([CpuId(1)], CpuSet::new())),
+            request: None,
+            domain_id: None,
+            cgroup: None,
+            daemon: None,
+            qemu: None,
+            moving: None,
+            since: 0,
+        });
+        // Which of its CPUs are online is not known here.
+        let root = Root::described(BTreeMap::new());
+        let voice = Voice::of(&root);
+        let left_after = |due: Instant| {
+            let mut drift = Drift { suspects: BTreeMap::from([(uuid, due)]), ..Drift::default() };
+            assert!(drift.look(&root, &leases, &|_| false, &voice).is_empty());
+            drift.patience()
+        };
+        assert_eq!(left_after(Instant::now()), None);
+        assert!(left_after(Instant::now() + Duration::from_secs(60)).is_some());
+    }
+}

@@ -73,3 +73,14 @@ impl Drop for Progress {
         self.clear();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_line_stays_one() {
+        let text = "virt-pin: error[usage]: x\n\n  hint: y\n";
+        assert_eq!(text.lines().map(fitted).collect::<String>(), text);
+    }
+}
