@@ -70,7 +70,7 @@ pub fn in_vain(root: &Root) -> Vec<(String, String)> {
     let names = root.list(DEFINITION_DIR).unwrap_or_default();
     let said = names.iter().filter(|name| name.ends_with(".xml")).filter_map(|name| {
         let text = root.read_if_exists(&format!("{DEFINITION_DIR}/{name}")).ok()??;
-        let domain = Domain::parse(&text).ok().filter(|_| text.contains(NAMESPACES))?;
+        let domain = Domain::parse(Some(&text).filter(|text| text.contains(NAMESPACES))?).ok()?;
         Some((read::identity(&domain).ok()?.name, decision::in_vain(&domain)?))
     });
     said.collect()

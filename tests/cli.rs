@@ -1075,6 +1075,46 @@ fn repack_moves_leases_off_cpus_that_are_not_pinnable_any_more() {
 }
 
 #[test]
+fn repack_says_of_every_move_that_it_made_before_one_failed() {
+    let machine = Machine::new("0-3,8-11");
+    for number in [1, 2] {
+        let vm = Vm::new(number, 2);
+        machine.prepare(&vm);
+        machine.qemu(&vm, 100 * number, &machine.vcpus_of(&vm), "4-7,12-15");
+        machine.event(&vm, "started begin").silent();
+    }
+    machine.pinnable("2-3,10-11");
+    // Nobody moves the threads of this machine: those of the first are where they are to go, those of the second are not.
+    machine.qemu(&Vm::new(1, 2), 100, &[2, 10], "0,4-8,12-15");
+    let run = machine.cli(&["--json", "repack"]);
+    let view: Value = serde_json::from_str(&run.stdout).unwrap();
+    assert_eq!(run.code, Some(Code::ThreadMisplaced.exit().into()), "{}", run.stdout);
+    assert_eq!(view["moves"], json!([{ "domain": "vm1", "from": "0,8", "to": "2,10" }]), "{view}");
+    assert_eq!([1, 2].map(|number| machine.vcpus_of(&Vm::new(number, 2))), [[2, 10], [1, 9]]);
+}
+
+#[test]
+fn a_partition_with_cpus_of_its_own_is_not_judged_by_libvirts() {
+    let machine = Machine::new("1-3,9-11");
+    let there = Vm::new(1, 2).body("<resource><partition>/rt</partition></resource>");
+    for (number, vm) in [(1, &there), (2, &Vm::new(2, 2))] {
+        machine.prepare(vm);
+        machine.qemu(vm, 100 * number, &machine.vcpus_of(vm), "0,4-8,12-15");
+        machine.event(vm, "started begin").silent();
+    }
+    machine.put("/proc/mounts", "cgroup /c cgroup rw,cpuset 0 0\n");
+    machine.put("/c/cpuset.effective_cpus", "0-15\n");
+    machine.put("/c/machine/cpuset.effective_cpus", "0,2-8,10-15\n");
+    for (reach, moves) in [("0-1,8-9\n", false), ("0,2-8,10-15\n", true)] {
+        machine.put("/c/rt.partition/cpuset.effective_cpus", reach);
+        let said = machine.cli(&["repack", "--dry-run"]).printed();
+        assert_eq!(said.starts_with("Would move \"vm1\" from CPUs 1,9 to 3,11."), moves, "{said}");
+        let view = machine.json(&["check"]).to_string();
+        assert_eq!(view.contains("the CPUs of \\\"vm1\\\" are pinnable"), moves, "{view}");
+    }
+}
+
+#[test]
 fn repack_brings_nearer_together_what_has_room_by_now() {
     let machine = Machine::new("2-3,6-7,10-11,14-15");
     let vms = [

@@ -6,7 +6,7 @@ use super::voice::Voice;
 use crate::config::settings::Settings;
 use crate::cpuset::CpuSet;
 use crate::host::root::Root;
-use crate::lock::leases::Leases;
+use crate::lock::leases::{Leases, State};
 use crate::uuid::DomainUuid;
 
 /// What has been said, of whom.
@@ -18,7 +18,7 @@ impl Withdrawn {
     pub(super) fn look(&mut self, root: &Root, leases: &Leases, voice: &Voice) {
         let Ok(Settings { pinnable, .. }) = Settings::read(root) else { return };
         self.0.retain(|uuid, _| leases.get(*uuid).is_some());
-        for lease in leases.iter() {
+        for lease in leases.iter().filter(|lease| lease.state == State::Running) {
             let Some(plan) = lease.plan() else { continue };
             let cpus = plan.exclusive().difference(&pinnable);
             let said = self.0.get(&lease.uuid);

@@ -77,6 +77,8 @@ impl Drift {
             let whole = |plan: &Plan| online.as_ref().is_ok_and(|online| plan.missing(online).is_empty());
             chosen.retain(|lease| lease.plan().is_none_or(whole));
         }
+        // Who is due and is not looked at (it moves, or its CPUs are offline) would be due for ever.
+        self.suspects.retain(|uuid, due| *due > now || chosen.iter().any(|lease| lease.uuid == *uuid));
         for lease in chosen {
             let what = match Found::at(root, lease) {
                 Found::Right => {
@@ -94,6 +96,7 @@ impl Drift {
                 Found::Astray(what) => what,
             };
             if self.known.get(&lease.uuid) == Some(&what) && !repair() {
+                self.suspects.remove(&lease.uuid);
                 continue;
             }
             let due = *self.suspects.entry(lease.uuid).or_insert_with(|| Instant::now() + SETTLES);
@@ -184,5 +187,41 @@ impl Found {
         let what = format!("\"{name}\" (tid {tid}) may run on CPUs {allowed}, its lease says {wanted}{more}");
         let late = misplaced.iter().all(|thread| thread.is_late(plan));
         if late { Found::Late(what) } else { Found::Astray(what) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpuset::{CpuId, CpuSet};
+    use crate::lock::leases::Holds;
+
+    #[test]
+    fn who_is_due_and_cannot_be_looked_at_is_suspected_no_more() {
+        let uuid = DomainUuid::parse("00000000-0000-0000-0000-000000000001").unwrap();
+        let mut leases = Leases::default();
+        leases.put(Lease {
+            uuid,
+            name: "a".to_owned(),
+            state: State::Running,
+            holds: Holds::Dedicated(Plan::new([CpuId(1)], CpuSet::new())),
+            request: None,
+            domain_id: None,
+            cgroup: None,
+            daemon: None,
+            qemu: None,
+            moving: None,
+            since: 0,
+        });
+        // Which of its CPUs are online is not known here.
+        let root = Root::described(BTreeMap::new());
+        let voice = Voice::of(&root);
+        let left_after = |due: Instant| {
+            let mut drift = Drift { suspects: BTreeMap::from([(uuid, due)]), ..Drift::default() };
+            assert!(drift.look(&root, &leases, &|_| false, &voice).is_empty());
+            drift.patience()
+        };
+        assert_eq!(left_after(Instant::now()), None);
+        assert!(left_after(Instant::now() + Duration::from_secs(60)).is_some());
     }
 }

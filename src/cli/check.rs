@@ -28,6 +28,7 @@ use crate::lock;
 use crate::lock::former;
 use crate::lock::leases::{Holds, Lease, Leases};
 use crate::lock::reclaim::reclaim;
+use crate::relocate::partition_of;
 use crate::xml::{Domain, read};
 
 pub(super) fn check(context: &Context) -> Result<Answer> {
@@ -249,7 +250,10 @@ fn state(root: &Root, settings: Option<&Settings>, findings: &mut Findings) {
             findings.add("lease", check, Verdict::Warn, worry);
             continue;
         }
-        let plan = match &situation {
+        // What may be handed out is another matter in a partition with CPUs of its own.
+        let own = partition_of(root, lease);
+        let own = own.and_then(|own| Situation::read(root, settings?, Some(&own)).ok());
+        let plan = match own.as_ref().or(situation.as_ref()) {
             Some(situation) => cpus_of(&situation.clone().beside(&leases, Some(lease.uuid)), lease, plan, findings),
             None => plan.clone(),
         };

@@ -4,8 +4,8 @@
 //! hook is a copy, not a link: AppArmor judges a link by its target. It is executable from its first instant there: a
 //! hook that cannot be executed when the daemon reconnects to its VMs kills them.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Write};
+use std::fs::{self, OpenOptions};
+use std::io::{self, Read};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -13,6 +13,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::Context;
+use super::replace::{Access, replace};
 use crate::enforce::{isolation, scope};
 use crate::error::{Code, Error, Result, counted};
 use crate::host::root::Root;
@@ -61,7 +62,9 @@ pub(super) fn install(context: &Context, named: Option<&Path>, reload: bool) -> 
     if before.as_deref() == Some(&hook) && is_executable(&target) {
         return Ok(format!("The hook is installed already: {}\n", target.display()));
     }
-    put(root, &target, &hook)?;
+    // Beside `qemu.d`, not in it: libvirt runs every executable it finds there, whatever its name.
+    let temporary = root.resolve(&format!("{HOOKS}/.virt-pin-hook.new"));
+    replace(&target, &temporary, &hook, &Access::Mode(0o755))?;
     let mut out = format!("Installed the hook: {}\n", target.display());
     if before.is_some() {
         out.push_str(
@@ -158,37 +161,6 @@ pub(super) fn is_ours(program: &[u8]) -> bool {
 
 pub(super) fn is_executable(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|found| found.permissions().mode() & 0o111 == 0o111)
-}
-
-/// Copies the program there, whole and executable or not at all. The temporary file is beside `qemu.d`, not in it:
-/// libvirt runs every executable it finds there, whatever its name.
-fn put(root: &Root, target: &Path, program: &[u8]) -> Result<()> {
-    let failed = |verb: &'static str, path: &Path| {
-        let path = path.to_owned();
-        move |error| Error::io(Code::HostIo, verb, &path, error)
-    };
-    if let Some(dir) = target.parent() {
-        fs::create_dir_all(dir).map_err(failed("create", dir))?;
-    }
-    let temporary = root.resolve(&format!("{HOOKS}/.virt-pin-hook.new"));
-    match fs::remove_file(&temporary) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed("remove", &temporary)(error)),
-        _ => {}
-    }
-    let mut file = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o755)
-        .open(&temporary)
-        .map_err(failed("create", &temporary))?;
-    file.write_all(program).map_err(failed("write", &temporary))?;
-    // The umask may have taken bits away.
-    file.set_permissions(fs::Permissions::from_mode(0o755)).map_err(failed("make executable", &temporary))?;
-    file.sync_all().map_err(failed("sync", &temporary))?;
-    drop(file);
-    fs::rename(&temporary, target).map_err(failed("rename to", target))?;
-    let dir = target.parent().unwrap_or(target);
-    File::open(dir).and_then(|dir| dir.sync_all()).map_err(failed("sync", dir))
 }
 
 /// Has the running daemons notice, or says what has to be done for that.

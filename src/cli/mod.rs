@@ -21,6 +21,7 @@ mod map;
 mod options;
 mod reconcile;
 mod repack;
+mod replace;
 mod simulate;
 mod start;
 mod stderr;
@@ -306,7 +307,7 @@ pub fn main() -> ExitCode {
             if matches!(error.kind(), ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand) || !error.use_stderr() {
                 let _ = error.print();
             } else {
-                let _ = io::stderr().write_all(mistake.render().as_bytes());
+                stderr::say(&mistake.render());
             }
             return ExitCode::from(if error.use_stderr() { Code::Usage.exit() } else { 0 });
         }
@@ -344,7 +345,8 @@ fn run(arguments: Arguments) -> Result<Answer> {
         return Err(Error::new(
             Code::Usage,
             "this verb works with the configuration in /etc/virt-pin, not with another (--config)",
-        ));
+        )
+        .with_hint("leave --config out"));
     }
     let says = arguments.verb.only_says();
     let sentences = says || matches!(arguments.verb, Verb::Reconcile);

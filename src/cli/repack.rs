@@ -59,7 +59,7 @@ pub(super) fn repack(context: &Context, options: &Options<'_>) -> Result<Answer>
         return said(context, &[], options.dry_run, &format!("There is room for {name}; nothing has to move."));
     }
     let end = if options.dry_run { "Then there would be room" } else { "Now there is room" };
-    perform(context, &settings, &steps, options.dry_run)?
+    perform(context, &settings, &[], &steps, options.dry_run)?
         .map_or_else(|| said(context, &steps, options.dry_run, &format!("{end} for {name}.")), Ok)
 }
 
@@ -87,7 +87,7 @@ fn improve(context: &Context, settings: &Settings, dry_run: bool) -> Result<Answ
         if steps.is_empty() {
             break;
         }
-        if let Some(answer) = perform(context, settings, &steps, dry_run)? {
+        if let Some(answer) = perform(context, settings, &all, &steps, dry_run)? {
             return Ok(answer);
         }
         all.extend(steps);
@@ -105,8 +105,14 @@ fn improve(context: &Context, settings: &Settings, dry_run: bool) -> Result<Answ
     said(context, &all, dry_run, end)
 }
 
-/// Makes the moves, telling each on stderr; the answer if one fails.
-fn perform(context: &Context, settings: &Settings, steps: &[Step], dry_run: bool) -> Result<Option<Answer>> {
+/// Makes the moves, telling each on stderr; the answer if one fails, of those made `before` as well.
+fn perform(
+    context: &Context,
+    settings: &Settings,
+    before: &[Step],
+    steps: &[Step],
+    dry_run: bool,
+) -> Result<Option<Answer>> {
     for (index, step) in steps.iter().enumerate().filter(|_| !dry_run) {
         let tell = |text: String| {
             if !context.json {
@@ -116,8 +122,8 @@ fn perform(context: &Context, settings: &Settings, steps: &[Step], dry_run: bool
         let which = if steps.len() > 1 { format!(" ({} of {})", index + 1, steps.len()) } else { String::new() };
         tell(format!("moving {}{which}", in_words(step)));
         if let Err(error) = moves::make(&context.root, settings, step) {
-            let done = steps.get(..index).unwrap_or_default();
-            let answer = told(context, done, false, "The rest was left as it was.", Some(&error))?;
+            let done = [before, steps.get(..index).unwrap_or_default()].concat();
+            let answer = told(context, &done, false, "The rest was left as it was.", Some(&error))?;
             return Ok(Some(Answer { failed: Some(error), ..answer }));
         }
         if let Some(error) = sync::after_move(context, step.uuid) {

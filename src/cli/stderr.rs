@@ -26,6 +26,7 @@ pub(super) fn say(text: &str) {
 fn fitted(line: &str) -> String {
     match line.strip_prefix("  ").and_then(|line| line.split_once(": ")) {
         Some((word, text)) => wrapped(&format!("  {word}: "), text),
+        None if line.is_empty() => "\n".to_owned(),
         None => wrapped("  ", line).chars().skip(2).collect(),
     }
 }
@@ -70,5 +71,16 @@ impl Progress {
 impl Drop for Progress {
     fn drop(&mut self) {
         self.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_line_stays_one() {
+        let text = "virt-pin: error[usage]: x\n\n  hint: y\n";
+        assert_eq!(text.lines().map(fitted).collect::<String>(), text);
     }
 }

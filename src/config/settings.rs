@@ -47,7 +47,7 @@ impl Settings {
         for path in paths {
             match root.read_if_exists(&path).map_err(unreadable)? {
                 Some(text) => files.push((path, text)),
-                None if is_listed(root, &path) => {
+                None if is_link_to_nothing(root, &path) => {
                     let what = format!("{}: there is nothing where this link points to", root.resolve(&path).display());
                     return Err(Error::new(Code::ConfigInvalid, what)
                         .with_hint("mend the link or remove it: what the file was to say is not known"));
@@ -114,10 +114,10 @@ impl Settings {
     }
 }
 
-/// Whether a directory still has the name, although there is no file behind it.
-fn is_listed(root: &Root, path: &str) -> bool {
-    path.rsplit_once('/')
-        .is_some_and(|(dir, name)| root.list(dir).is_ok_and(|names| names.iter().any(|found| found == name)))
+/// A file that appears just now is no such link.
+fn is_link_to_nothing(root: &Root, path: &str) -> bool {
+    let path = root.resolve(path);
+    !root.is_description() && path.is_symlink() && !path.exists()
 }
 
 fn unreadable(error: Error) -> Error {

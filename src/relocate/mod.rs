@@ -47,6 +47,8 @@ pub struct Mobile {
     pub memory: MemoryOfMoved,
     /// The ids of its I/O threads.
     pub iothreads: Vec<u32>,
+    /// Its `<partition>`, where that is not libvirt's own.
+    pub partition: Option<String>,
 }
 
 impl Mobile {
@@ -75,9 +77,21 @@ impl Mobile {
         let moves = Cgroups::of(root, qemu.pid, lease.cgroup.as_deref())?
             .is_some_and(|cgroups| passage::moves_memory(root, &cgroups) && passage::sees_memory(root, qemu.pid));
         let memory = if moves { MemoryOfMoved::Follows } else { MemoryOfMoved::Stays };
+        let partition = domain.as_ref().ok().and_then(own_partition);
         let iothreads = domain.and_then(|domain| read::iothread_ids(&domain)).unwrap_or_default();
-        Ok(Mobile { request, memory, iothreads })
+        Ok(Mobile { request, memory, iothreads, partition })
     }
+}
+
+/// The partition of a running domain, where that is not the one in which libvirt puts every domain that names none.
+fn own_partition(domain: &Domain<'_>) -> Option<String> {
+    read::partition(domain).filter(|partition| partition != "/machine")
+}
+
+/// As [`own_partition`], of the domain of a lease; `None` also where libvirt has no status file of it.
+pub fn partition_of(root: &Root, lease: &Lease) -> Option<String> {
+    let status = root.read_if_exists(&qemu::file_of(qemu::RUN_DIR, &lease.name, ".xml")?).ok()??;
+    own_partition(&Domain::parse(&qemu::live_domain(&status)?).ok()?)
 }
 
 /// The host beside the other leases, the lease, and what can be done with it: a plan for it.

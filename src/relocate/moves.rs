@@ -12,6 +12,7 @@ use crate::alloc::{self, Supply, quality, relocation};
 use crate::cpuset::CpuSet;
 use crate::decision::Situation;
 use crate::error::{Code, Error, Moved, Result, printable};
+use crate::host::cgroup;
 use crate::host::root::Root;
 use crate::lock::leases::{Holds, Lease, Leases};
 use crate::uuid::DomainUuid;
@@ -44,14 +45,17 @@ pub struct Movable<'a> {
 }
 
 impl<'a> Movable<'a> {
-    /// Looks at every lease. `situation` is the host as if there were none.
+    /// Looks at every lease. `situation` is the host as if there were none: in a partition that reaches other CPUs than libvirt's
+    /// own nothing that it says holds, so who is there stays.
     pub fn new(root: &Root, situation: &'a Situation, leases: Leases) -> Movable<'a> {
-        let mobile = leases.iter().filter_map(|lease| Some((lease.uuid, Mobile::of(root, lease).ok()?)));
-        Movable {
-            situation,
-            mobile: mobile.filter(|(uuid, _)| leases.get(*uuid).is_some_and(|one| one.moving.is_none())).collect(),
-            leases,
-        }
+        let usual = cgroup::reach(root, None).ok();
+        let reaches_the_same = |mobile: &Mobile| {
+            let own = mobile.partition.as_deref();
+            own.is_none() || usual.is_some() && cgroup::reach(root, own).ok() == usual
+        };
+        let resting = leases.iter().filter(|lease| lease.moving.is_none());
+        let mobile = resting.filter_map(|lease| Some((lease.uuid, Mobile::of(root, lease).ok()?)));
+        Movable { situation, mobile: mobile.filter(|(_, mobile)| reaches_the_same(mobile)).collect(), leases }
     }
 
     /// The moves after which there is room for the request of a domain, which may be none yet; empty if there is already.

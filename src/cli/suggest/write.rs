@@ -1,13 +1,13 @@
 //! `virt-pin suggest --write`: the proposal into the configuration of a host that hands out nothing yet. What an operator has set,
 //! in whichever file, is never overwritten; everything else in the file stays as it is, to the byte.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs;
+use std::io;
 use std::path::Path;
 
 use toml::de::DeTable;
 
+use super::super::replace::{Access, replace};
 use crate::config::settings::{MAIN_FILE, Settings};
 use crate::cpuset::CpuSet;
 use crate::error::{Code, Error, Result};
@@ -34,7 +34,8 @@ pub(super) fn write(root: &Root, pinnable: &CpuSet) -> Result<Outcome> {
     if pinnable.is_empty() {
         return Ok(left("no CPU can be spared".to_owned()));
     }
-    let before = root.read_if_exists(MAIN_FILE)?.unwrap_or_default();
+    let path = root.resolve(MAIN_FILE);
+    let before = text_of(&path)?;
     let after = with_pinnable(&before, pinnable)?;
     let mut files = vec![(MAIN_FILE.to_owned(), after.clone())];
     for path in now.files.iter().filter(|path| *path != MAIN_FILE) {
@@ -44,14 +45,27 @@ pub(super) fn write(root: &Root, pinnable: &CpuSet) -> Result<Outcome> {
     if then.pinnable != *pinnable {
         return Ok(left(format!("a file in {MAIN_FILE}.d says that {KEY} is empty, and it counts")));
     }
-    let path = root.resolve(MAIN_FILE);
-    replace(&path, &after)?;
+    put(&path, &after)?;
     Ok(Outcome {
         written: true,
         message: format!(
             "Written to {MAIN_FILE}. `virt-pin enable VM` gives a VM CPUs of its own from its next start on."
         ),
     })
+}
+
+/// The file's text, to the byte; none if it is not there.
+fn text_of(path: &Path) -> Result<String> {
+    match fs::read(path).map(String::from_utf8) {
+        Ok(Ok(text)) => Ok(text),
+        Ok(Err(error)) => {
+            let line = error.as_bytes().iter().take(error.utf8_error().valid_up_to()).filter(|byte| **byte == b'\n');
+            let what = format!("{MAIN_FILE}, line {}: not UTF-8", line.count() + 1);
+            Err(Error::new(Code::ConfigInvalid, what).with_hint("write it in UTF-8, as TOML is"))
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
+        Err(error) => Err(Error::io(Code::HostIo, "read", path, error)),
+    }
 }
 
 /// The file's text with this value: in place of the one that it has, or as its first line.
@@ -67,49 +81,23 @@ fn with_pinnable(text: &str, pinnable: &CpuSet) -> Result<String> {
     })
 }
 
-/// Replaces the file as a whole: a VM that starts meanwhile finds the old text or the new one. A link stays one.
-fn replace(path: &Path, text: &str) -> Result<()> {
-    let failed = |verb: &'static str, path: &Path| {
-        let path = path.to_owned();
-        move |error: io::Error| {
-            let denied = error.kind() == io::ErrorKind::PermissionDenied && !nix::unistd::geteuid().is_root();
-            let error = Error::io(Code::HostIo, verb, &path, error);
-            if denied { error.with_hint("run it as root") } else { error }
-        }
-    };
-    let dir = path.parent().unwrap_or(path);
-    fs::create_dir_all(dir).map_err(failed("create", dir))?;
+/// A link stays one.
+fn put(path: &Path, text: &str) -> Result<()> {
     let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let access = fs::metadata(&target).map_or(Access::Usual, Access::Of);
     // Not *.toml, and not in the directory of drop-ins: nobody reads it.
-    let temporary = target.with_extension("toml.new");
-    match fs::remove_file(&temporary) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed("remove", &temporary)(error)),
-        _ => {}
-    }
-    let mut file = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o644)
-        .open(&temporary)
-        .map_err(failed("create", &temporary))?;
-    if let Ok(had) = fs::metadata(&target) {
-        file.set_permissions(had.permissions()).map_err(failed("set the mode of", &temporary))?;
-    }
-    file.write_all(text.as_bytes()).map_err(failed("write", &temporary))?;
-    file.sync_all().map_err(failed("sync", &temporary))?;
-    fs::rename(&temporary, &target).map_err(failed("rename to", &target))?;
-    let dir = target.parent().unwrap_or(dir);
-    File::open(dir).and_then(|dir| dir.sync_all()).map_err(failed("sync", dir))
+    replace(&target, &target.with_extension("toml.new"), text.as_bytes(), &access)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::collections::BTreeSet;
+    use std::io::Write;
     use std::os::unix::fs::PermissionsExt;
 
-    fn put(path: &Path, text: &str) {
-        File::create(path).unwrap().write_all(text.as_bytes()).unwrap();
+    fn make(path: &Path, text: &[u8]) {
+        fs::File::create(path).unwrap().write_all(text).unwrap();
     }
 
     fn cpus(list: &str) -> CpuSet {
@@ -123,7 +111,7 @@ mod tests {
         for (name, text) in files {
             let path = root.resolve(&format!("/etc/virt-pin/{name}"));
             fs::create_dir_all(path.parent().unwrap()).unwrap();
-            put(&path, text);
+            make(&path, text.as_bytes());
         }
         let outcome = write(&root, &cpus("2-3")).unwrap();
         let left: BTreeSet<_> =
@@ -174,9 +162,11 @@ mod tests {
         let root = Root::directory(dir.path());
         let path = root.resolve(MAIN_FILE);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
-        put(&path, "pinnable_cpus = ");
-        assert_eq!(write(&root, &cpus("2-3")).err().unwrap().code, Code::ConfigInvalid);
-        assert_eq!(fs::read_to_string(&path).unwrap(), "pinnable_cpus = ");
+        for text in [&b"pinnable_cpus = "[..], b"pinnable_cpus = ''\n# K\xf6ln\n"] {
+            make(&path, text);
+            assert_eq!(write(&root, &cpus("2-3")).err().unwrap().code, Code::ConfigInvalid);
+            assert_eq!(fs::read(&path).unwrap(), text);
+        }
     }
 
     #[test]
@@ -185,7 +175,7 @@ mod tests {
         let root = Root::directory(dir.path().join("root"));
         let (path, elsewhere) = (root.resolve(MAIN_FILE), dir.path().join("kept.toml"));
         fs::create_dir_all(path.parent().unwrap()).unwrap();
-        put(&elsewhere, "");
+        make(&elsewhere, b"");
         fs::set_permissions(&elsewhere, fs::Permissions::from_mode(0o600)).unwrap();
         std::os::unix::fs::symlink(&elsewhere, &path).unwrap();
         assert!(write(&root, &cpus("2-3")).unwrap().written);
