@@ -80,7 +80,7 @@ impl Dedicated {
     /// How the domain starts although it gets no plan: where there is no place for it and its policy says so, degraded.
     ///
     /// # Errors
-    /// The refusal itself; [`Code::StaticConflict`] when libvirt would pin the degraded domain to CPUs of another.
+    /// The refusal itself; [`StaticConflict`](crate::error::Code::StaticConflict) when libvirt would pin the degraded domain to CPUs of another.
     pub fn fall_back(&self, refusal: Error, leases: &Leases, domain: Option<DomainUuid>) -> Result<Holds> {
         if self.request.policy.fallback == Fallback::Refuse || !refusal.code.is_about_placement() {
             return Err(refusal);
@@ -100,7 +100,7 @@ impl Dedicated {
 /// where it matters: a mistake in the configuration does not stop a domain whose own XML says that it is shared.
 ///
 /// # Errors
-/// [`Code::PolicyInvalid`], [`Code::PolicyUnsupported`], [`Code::PolicyDenied`], [`Code::DomainInvalid`], [`Code::HostIo`], or those of
+/// [`PolicyInvalid`](crate::error::Code::PolicyInvalid), [`PolicyUnsupported`](crate::error::Code::PolicyUnsupported), [`PolicyDenied`](crate::error::Code::PolicyDenied), [`DomainInvalid`](crate::error::Code::DomainInvalid), [`HostIo`](crate::error::Code::HostIo), or those of
 /// `configured`.
 pub fn wish(
     root: &Root,
