@@ -100,8 +100,13 @@ impl Dedicated {
 /// where it matters: a mistake in the configuration does not stop a domain whose own XML says that it is shared.
 ///
 /// # Errors
-/// [`PolicyInvalid`](crate::error::Code::PolicyInvalid), [`PolicyUnsupported`](crate::error::Code::PolicyUnsupported), [`PolicyDenied`](crate::error::Code::PolicyDenied), [`DomainInvalid`](crate::error::Code::DomainInvalid), [`HostIo`](crate::error::Code::HostIo), or those of
-/// `configured`.
+/// [`PolicyInvalid`], [`PolicyUnsupported`], [`PolicyDenied`], [`DomainInvalid`], [`HostIo`], or those of `configured`.
+///
+/// [`PolicyInvalid`]: crate::error::Code::PolicyInvalid
+/// [`PolicyUnsupported`]: crate::error::Code::PolicyUnsupported
+/// [`PolicyDenied`]: crate::error::Code::PolicyDenied
+/// [`DomainInvalid`]: crate::error::Code::DomainInvalid
+/// [`HostIo`]: crate::error::Code::HostIo
 pub fn wish(
     root: &Root,
     domain: &Domain<'_>,
