@@ -144,11 +144,23 @@ fn numatune(plan: &Plan) -> Option<Element> {
 /// Binds the memory of cells to the plan's nodes in a `<numatune>` of ours, and remembers that as ours. The cells stay: the guest
 /// sees them.
 pub(super) fn rebind<'d, 't>(domain: &'d Domain<'t>, plan: &Plan, changes: &mut Changes<'d, 't>) {
-    let (Some(bound), Some(element)) = (former::wrote_numatune(domain), domain.first(&["numatune"])) else { return };
-    let Some((numatune, wanted)) = numatune(plan).zip(tune_of(plan)).filter(|(_, wanted)| *wanted != bound) else {
+    let Some(wanted) =
+        tune_of(plan).filter(|wanted| former::wrote_numatune(domain).is_some_and(|bound| bound != *wanted))
+    else {
         return;
     };
-    changes.replace(element, &numatune);
+    let memory = domain.first(&["numatune", "memory"]).zip(plan.memory_nodes.as_ref().map(set));
+    let memnodes = domain.all(&["numatune", "memnode"]).into_iter().map(|memnode| {
+        let cell = plan.cells.get(number_attribute::<usize>(memnode, "cellid").ok()?)?;
+        Some((memnode, set([&cell.node?])))
+    });
+    let Some(memnodes) = memnodes.collect::<Option<Vec<_>>>() else { return };
+    if memnodes.len() != plan.cells.iter().filter(|cell| cell.bytes != Some(0)).count() {
+        return;
+    }
+    for (element, nodes) in memory.into_iter().chain(memnodes) {
+        changes.set(element, "nodeset", &nodes.to_string(), None);
+    }
     if let Some(remembers) = former::element(domain) {
         changes.set(remembers, former::WROTE_NUMATUNE, &wanted, None);
     }
@@ -190,13 +202,13 @@ pub(super) fn tune_said(domain: &Domain<'_>) -> Option<String> {
     (!said.is_empty()).then(|| said.join(" "))
 }
 
-/// The same of the `<numatune>` that binds each of the plan's cells to the node it lies on; `None` where one lies anywhere.
+/// The same of the `<numatune>` that binds each of the plan's cells to the node it lies on; `None` where the plan binds no memory,
+/// or one lies anywhere.
 pub(super) fn tune_of(plan: &Plan) -> Option<String> {
-    let with_memory: Vec<_> = (0u32..).zip(&plan.cells).filter(|(_, cell)| cell.bytes != Some(0)).collect();
-    let nodes: Vec<NodeId> = with_memory.iter().map(|(_, cell)| cell.node).collect::<Option<_>>()?;
-    let each = with_memory.iter().zip(&nodes).map(|((id, _), node)| format!(" {id}:strict:{}", node.0));
-    let each: String = each.collect();
-    Some(format!("strict {}{each}", set(&nodes)))
+    let all = plan.memory_nodes.as_ref().filter(|nodes| !nodes.is_empty())?;
+    let with_memory = (0u32..).zip(&plan.cells).filter(|(_, cell)| cell.bytes != Some(0));
+    let each = with_memory.map(|(id, cell)| Some(format!(" {id}:strict:{}", cell.node?.0)));
+    Some(format!("strict {}{}", set(all), each.collect::<Option<String>>()?))
 }
 
 fn set<'n>(nodes: impl IntoIterator<Item = &'n NodeId>) -> CpuSet {

@@ -160,7 +160,9 @@ fn says_cells(before: &Domain<'_>, after: &Domain<'_>, plan: &Plan, scope: Scope
             let all: CpuSet = nodes.iter().map(|node| CpuId(node.0)).collect();
             let each = with_memory().map(|(id, cell)| (Some(id.to_string()), set(cell.node.unwrap().0)));
             let expected: Vec<(Option<String>, String)> = [(None, all.to_string())].into_iter().chain(each).collect();
-            assert_eq!(tuning(after), Some(expected), "{}", after.text());
+            // What we bound names other cells by now: somebody has changed these, and it is left alone.
+            let kept = ours && tuning(after) == tuning(before);
+            assert!(kept || tuning(after) == Some(expected), "{}", after.text());
         }
     }
 }
